@@ -3,10 +3,27 @@
 It does not know sampling, scheduling or devices; its state per request can be rebuilt from ids.
 """
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
-from antiphon.runtime.plugin import O, Plugin
+from antiphon.actors.columns import pack, unpack
+from antiphon.actors.protocol import (
+    Accepted,
+    Admit,
+    Cancel,
+    Delta,
+    Emit,
+    Generate,
+    Inspect,
+    Refuse,
+    Report,
+    Resume,
+)
+from antiphon.runtime.actor import Actor, ActorSite
+from antiphon.runtime.message import CONTROL
+from antiphon.runtime.plugin import O, Options, Plugin
 
 
 class Vocabulary(Plugin[O]):
@@ -49,3 +66,176 @@ class Decoder:
 
 class TemplateError(Exception):
     """Seen by the caller as a refusal: the chat template cannot render these messages."""
+
+
+class TextError(ValueError):
+    """Seen by the caller as a refusal: text that no vocabulary can encode, such as a lone surrogate."""
+
+
+class _Entry:
+    """A request between its gateway and the scheduler."""
+
+    __slots__ = ("cancelled", "decoder", "encoding", "gateway", "orphaned")
+
+    def __init__(self, gateway: str):
+        self.gateway = gateway
+        self.decoder: Decoder | None = None  # set once the prompt's ids are known
+        self.encoding = False
+        self.cancelled = False
+        self.orphaned = False
+
+
+class TokenizerOptions(Options):
+    """Limits of text. Text longer than ``inline_chars`` is encoded on a worker thread."""
+
+    inline_chars: int = 4096
+    max_chars: int = 4_000_000
+    threads: int = 2
+    orphan_grace: float = 30.0  # seconds a request outlives its gateway's cell
+
+
+class Tokenizer(Actor[TokenizerOptions]):
+    """Stands between gateway and scheduler: text one way becomes ids, ids the other way become text."""
+
+    kind = "tokenizer"
+    plugs = ("vocabulary",)
+    uses = ("scheduler",)
+    sections = ("model",)
+
+    def __init__(self, options: TokenizerOptions, site: ActorSite):
+        super().__init__(options, site)
+        self.vocabulary: Vocabulary[Any] = site.plugin("vocabulary")
+        self.entries: dict[bytes, _Entry] = {}
+        self.workers = ThreadPoolExecutor(options.threads, thread_name_prefix="encode")
+
+    async def start(self) -> None:
+        """Read the vocabulary off the loop, so that the first request does not wait for it."""
+        await asyncio.get_running_loop().run_in_executor(self.workers, self.vocabulary.facts)
+
+    async def stop(self, deadline: float) -> None:
+        """Let the workers go."""
+        self.workers.shutdown(wait=False, cancel_futures=True)
+
+    def facts(self) -> dict[str, Any]:
+        """Requests between gateway and scheduler."""
+        return {"requests": len(self.entries)}
+
+    def on_generate(self, message: Generate) -> None:
+        """Encode, on a worker thread if the text is long, then admit."""
+        entry = self.entries[message.request] = _Entry(self.sender)
+        if message.ids is not None:
+            self._admit(message, entry, unpack(message.ids).tolist())
+            return
+        text = message.text or ""
+        if len(text) > self.options.max_chars:
+            self._refuse(message.request, entry, "too_long", f"{len(text)} characters of text; at most "
+                         f"{self.options.max_chars} are taken")
+        elif len(text) <= self.options.inline_chars:
+            self._encoded(message, entry, *self._encode(text, message.raw))
+        else:
+            entry.encoding = True
+            self.site.spawn(self._encode_later(message, entry, text), "encode")
+
+    def on_resume(self, message: Resume) -> None:
+        """Rebuild the text's state from the ids and admit."""
+        entry = self.entries[message.request] = _Entry(self.sender)
+        ids = [*unpack(message.prompt).tolist(), *unpack(message.ids).tolist()]
+        entry.decoder = self.vocabulary.decoder(ids)
+        self.tell(self.peer("scheduler"), Admit(message.request, message.tenant, pack(ids), len(message.prompt) // 4,
+                                                message.sampling, message.seed, message.sample))
+
+    def on_emit(self, message: Emit) -> None:
+        """Add text to ids; one Delta for each gateway concerned."""
+        offsets = unpack(message.offsets)
+        ids = unpack(message.ids)
+        found: dict[str, list[tuple[int, str]]] = {}
+        for r, request in enumerate(message.requests):
+            entry = self.entries.get(request)
+            if entry is None or entry.decoder is None:
+                continue
+            text = entry.decoder.push(ids[offsets[r]:offsets[r + 1]].tolist())
+            if message.finish[r]:
+                text += entry.decoder.finish()
+                del self.entries[request]
+            found.setdefault(entry.gateway, []).append((r, text))
+        for gateway, rows in found.items():
+            if len(rows) == len(message.requests):  # the usual case: one gateway, nothing unknown
+                self.tell(gateway, Delta(message.requests, message.index, message.offsets, message.ids,
+                                         tuple(text for _, text in rows), message.finish))
+                continue
+            pieces = [ids[offsets[r]:offsets[r + 1]].tolist() for r, _ in rows]
+            ends = [0]
+            for piece in pieces:
+                ends.append(ends[-1] + len(piece))
+            index = unpack(message.index)
+            self.tell(gateway, Delta(
+                tuple(message.requests[r] for r, _ in rows), pack([int(index[r]) for r, _ in rows]), pack(ends),
+                pack([i for piece in pieces for i in piece]), tuple(text for _, text in rows),
+                tuple(message.finish[r] for r, _ in rows)))
+
+    def on_cancel(self, message: Cancel) -> None:
+        """Pass on; a request that is still being encoded ends here."""
+        entry = self.entries.get(message.request)
+        if entry is not None and entry.encoding:
+            entry.cancelled = True
+        else:
+            self.tell(self.peer("scheduler"), message, CONTROL)
+
+    def on_refuse(self, message: Refuse) -> None:
+        """Pass on."""
+        if (entry := self.entries.pop(message.request, None)) is not None:
+            self.tell(entry.gateway, message)
+
+    def on_inspect(self, message: Inspect) -> Report:
+        """Facts for an operator."""
+        return Report(self.facts())
+
+    def on_peer(self, instance: str, kind: str, up: bool) -> None:
+        """Requests of a gateway that died wait for their clients to resume them, but not for ever."""
+        if kind == "gateway" and not up:
+            orphans = {r: e for r, e in self.entries.items() if e.gateway == instance}
+            for entry in orphans.values():
+                entry.orphaned = True
+            asyncio.get_running_loop().call_later(self.options.orphan_grace, self._cancel_orphans, orphans)
+
+    def _cancel_orphans(self, orphans: dict[bytes, _Entry]) -> None:
+        for request, entry in orphans.items():
+            if self.entries.get(request) is entry:
+                self.tell(self.peer("scheduler"), Cancel(request), CONTROL)
+
+    def _encode(self, text: str, raw: bool) -> tuple[list[int], str]:
+        """Ids, or why there are none."""
+        try:
+            if raw:
+                return self.vocabulary.encode(text), ""
+            return self.vocabulary.encode_chat([{"role": "user", "content": text}]), ""
+        except (TemplateError, ValueError) as cause:
+            return [], str(cause)
+
+    async def _encode_later(self, message: Generate, entry: _Entry, text: str) -> None:
+        loop = asyncio.get_running_loop()
+        ids, problem = await loop.run_in_executor(self.workers, self._encode, text, message.raw)
+        entry.encoding = False
+        if self.entries.get(message.request) is entry:
+            self._encoded(message, entry, ids, problem)
+
+    def _encoded(self, message: Generate, entry: _Entry, ids: list[int], problem: str) -> None:
+        if problem:
+            self._refuse(message.request, entry, "invalid", problem)
+        elif entry.cancelled:
+            del self.entries[message.request]
+            self.tell(entry.gateway, Delta((message.request,), pack([0]), pack([0, 0]), b"", ("",), ("cancelled",)))
+        else:
+            self._admit(message, entry, ids)
+
+    def _admit(self, message: Generate, entry: _Entry, ids: list[int]) -> None:
+        """Tell the gateway what was accepted before the scheduler hears of it."""
+        entry.decoder = self.vocabulary.decoder(ids)
+        column = pack(ids)
+        self.tell(entry.gateway, Accepted(message.request, column))
+        self.tell(self.peer("scheduler"), Admit(message.request, message.tenant, column, len(ids), message.sampling,
+                                                message.seed, message.sample))
+
+    def _refuse(self, request: bytes, entry: _Entry, kind: str, reason: str) -> None:
+        self.entries.pop(request, None)
+        self.tell(entry.gateway, Refuse(request, kind, reason))

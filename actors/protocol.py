@@ -1,0 +1,374 @@
+"""The vocabulary of the actors: every message of the request lane, the step lane and the start, in one place.
+
+Read this first. Columns are immutable bytes of packed little-endian int32 (columns.py); R sequences, N rows.
+A *sequence* is a dense index with a generation in one int32 (columns.sequence); request ids appear only on the
+request lane, in ``Open`` and in ``Emit``. It does not know who decides what the messages say.
+"""
+
+from typing import Any
+
+import msgspec
+
+from antiphon.actors.model import Facts, KVGroup
+from antiphon.runtime.message import Buffer, Message
+
+Column = bytes  # packed int32
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 cut nothing."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+# ---- request lane: gateway <-> tokenizer <-> scheduler
+
+
+class Generate(Message, frozen=True):
+    """gateway -> tokenizer. Exactly one of ``text`` and ``ids`` is given; ``raw`` text skips the chat template."""
+
+    request: bytes  # 16 random bytes, bound to the client
+    tenant: str
+    text: str | None
+    ids: Column | None
+    raw: bool
+    sampling: Sampling
+    seed: int  # effective seed, drawn by the gateway when the caller gave none
+    sample: int = 0
+
+
+class Accepted(Message, frozen=True):
+    """tokenizer -> gateway, before ``Admit`` goes to the scheduler."""
+
+    request: bytes
+    ids: Column  # of the prompt
+
+
+class Resume(Message, frozen=True):
+    """gateway -> tokenizer: a replay or a client that comes back; takes the path of Generate without tokenizing.
+
+    For an id that still runs it takes the request over and re-sends the output after ``ids``.
+    """
+
+    request: bytes
+    tenant: str
+    prompt: Column
+    ids: Column  # generated so far, as the sender knows it
+    sampling: Sampling
+    seed: int
+    sample: int = 0
+
+
+class Admit(Message, frozen=True):
+    """tokenizer -> scheduler."""
+
+    request: bytes
+    tenant: str
+    ids: Column  # prompt and what was generated before
+    prompt_length: int
+    sampling: Sampling
+    seed: int
+    sample: int = 0
+
+
+class Emit(Message, frozen=True):
+    """scheduler -> tokenizer, one per step: new ids of several requests, ``finish`` "" while a request runs."""
+
+    requests: tuple[bytes, ...]
+    index: Column  # [R] how many ids were generated before the first one here
+    offsets: Column  # [R + 1]
+    ids: Column
+    finish: tuple[str, ...]  # "", "stop", "length", "cancelled", "error"
+
+
+class Delta(Message, frozen=True):
+    """tokenizer -> gateway, one per step: the same with text beside the ids."""
+
+    requests: tuple[bytes, ...]
+    index: Column
+    offsets: Column
+    ids: Column
+    texts: tuple[str, ...]
+    finish: tuple[str, ...]
+
+
+class Cancel(Message, frozen=True):
+    """gateway -> tokenizer -> scheduler, control lane; idempotent, valid in every state."""
+
+    request: bytes
+    reason: str = "cancelled"
+
+
+class Refuse(Message, frozen=True):
+    """scheduler -> tokenizer -> gateway: the request will not be served. ``kind`` is one of door errors' kinds."""
+
+    request: bytes
+    kind: str
+    reason: str
+    retry_after: float = 0.0  # seconds; 0: trying again does not help
+
+
+# ---- start: the scheduler introduces the step's actors to the model
+
+
+class Described(Message, frozen=True):
+    """Answers Describe. ``device``: logits stay on a device table of this cell."""
+
+    facts: Facts
+
+
+class Describe(Message, frozen=True):
+    """scheduler -> executor."""
+
+    reply = Described
+
+
+class Configured(Message, frozen=True):
+    """Answers Configure: the KV memory's layout. Groups that keep the whole context share table 0."""
+
+    block_size: int
+    blocks: tuple[int, ...]  # per table
+    groups: tuple[tuple[KVGroup, ...], ...]  # per table
+
+
+class Configure(Message, frozen=True):
+    """scheduler -> allocator."""
+
+    facts: Facts
+    reply = Configured
+
+
+class Loaded(Message, frozen=True):
+    """Answers Load: weights are read, pools allocated."""
+
+    seconds: float
+
+
+class Load(Message, frozen=True):
+    """scheduler -> executor."""
+
+    pools: Configured
+    reply = Loaded
+
+
+class Prepared(Message, frozen=True):
+    """Answers Prepare.
+
+    A drafter says how many tokens it drafts at most (0: never), its ``lag`` (0: needs the tokens of the step
+    before, 1: does not), whether it wants Observe and which hidden states. A verifier says whether it reads
+    logits through the device table (``device``) or needs them as frames.
+    """
+
+    most: int = 0
+    lag: int = 1
+    observes: bool = False
+    capture: tuple[str, ...] = ()
+    device: bool = False
+    tree: bool = False
+
+
+class Prepare(Message, frozen=True):
+    """scheduler -> drafter, verifier, pager."""
+
+    facts: Facts
+    reply = Prepared
+
+
+# ---- step lane
+
+
+class Handle(msgspec.Struct, frozen=True, array_like=True):
+    """A value in a device table, valid until the Commit of its step."""
+
+    cell: str
+    epoch: int
+    slot: int
+    generation: int
+
+
+class Open(Message, frozen=True):
+    """scheduler -> allocator, executor, drafter, verifier (tell): also after preemption, replay and Resume."""
+
+    sequence: int
+    request: bytes
+    tenant: str
+    sample: int
+    ids: Column  # prompt and generated so far
+    prompt_length: int
+    sampling: Sampling
+    seed: int
+
+
+class Drafted(Message, frozen=True):
+    """Answers Draft. Local parents: -1 is the last committed token; a parent comes before its child."""
+
+    offsets: Column  # [R + 1]
+    tokens: Column
+    parents: Column  # empty: chains
+    scores: bytes = b""  # float32 confidences; never look at the token they rate
+    q: Handle | None = None  # what the tokens were drawn from; None: one-hot
+    lost: Column = b""  # sequences whose mirror is unknown: to be opened anew
+
+
+class Draft(Message, frozen=True):
+    """scheduler -> drafter."""
+
+    step: int
+    sequences: Column  # [R]
+    have: Column  # [R] length of the mirror that the scheduler assumes
+    offsets: Column  # [R + 1] into ids
+    ids: Column  # committed since the mirror's length
+    budgets: Column  # [R] most tokens wanted
+    reply = Drafted
+
+
+class Reserved(Message, frozen=True):
+    """Answers Reserve. A sequence that is ``short`` got nothing new."""
+
+    hits: Column  # [R] KV slots found in the prefix cache for a newly opened sequence, else 0
+    granted: Column  # [R] slots the sequence may now use
+    changes: Column  # quadruples (sequence, table, index, block)
+    moves: Column  # triples (table, from block, to block); empty: nothing moves
+    short: Column  # sequences
+
+
+class Reserve(Message, frozen=True):
+    """scheduler -> allocator."""
+
+    step: int
+    sequences: Column  # [R]
+    need: Column  # [R] KV slots in all that the step needs
+    want: Column  # [R] what would be welcome, so that later steps need not ask
+    reply = Reserved
+
+
+class Paged(Message, frozen=True):
+    """Answers Page: the executor waits for the ticket before it reads what moves."""
+
+    ticket: int
+
+
+class Page(Message, frozen=True):
+    """scheduler -> pager; only if blocks move."""
+
+    step: int
+    moves: Column
+    reply = Paged
+
+
+class Executed(Message, frozen=True):
+    """Answers Execute: at once with handles, or with ``frames`` of reduced logits once they are computed."""
+
+    logits: Handle | None
+    hidden: dict[str, Handle]
+    frames: tuple[Buffer, ...] = ()
+
+
+class Execute(Message, frozen=True):
+    """scheduler -> executor. Local row i of a sequence writes KV slot ``starts + i``.
+
+    An id -(1 + row) is pending: the token chosen at logit row ``row`` of step ``pending_step``.
+    """
+
+    step: int
+    sequences: Column  # [R]
+    starts: Column  # [R] KV slots valid before this step
+    row_offsets: Column  # [R + 1]
+    ids: Column  # [N]
+    positions: Column  # [N]
+    parents: Column  # [N] local row of the parent, -1 for a sequence's first row; empty: all rows are chains
+    logit_rows: Column  # [L]
+    changes: Column  # block-table changes since the last Execute
+    pending_step: int = -1
+    ticket: int = 0
+    capture: tuple[str, ...] = ()
+    reduce: bool = False  # logits leave the cell: cut them to what the verifier needs
+    finish: bool = False  # answer only when the rows are computed (nothing will be verified)
+    reply = Executed
+
+
+class Observed(Message, frozen=True):
+    """Answers Observe: the drafter's stage is queued, so the handles may go."""
+
+
+class Observe(Message, frozen=True):
+    """scheduler -> drafter: every prefill chunk and every verified step."""
+
+    step: int
+    sequences: Column
+    row_offsets: Column
+    hidden: dict[str, Handle]
+    next_ids: Column  # [N] the token that followed each row; -1 for a rejected row
+    reply = Observed
+
+
+class Verified(Message, frozen=True):
+    """Answers Verify."""
+
+    offsets: Column  # [R + 1] into ids
+    ids: Column  # accepted drafts and the token after them
+    kept_offsets: Column  # [R + 1] into kept
+    kept: Column  # local rows whose KV stays, row 0 not named
+
+
+class Verify(Message, frozen=True):
+    """scheduler -> verifier. Row 0 of a sequence is its last committed token, the others are drafts."""
+
+    step: int
+    sequences: Column  # [R]
+    positions: Column  # [R] absolute position of the token that row 0 predicts
+    offsets: Column  # [R + 1] into the logit rows
+    tokens: Column  # [L] the row's own token; of row 0 it is not read
+    parents: Column  # [L] local; -1 for row 0; empty: chains
+    logits: Handle | None
+    frames: tuple[Buffer, ...] = ()
+    q: Handle | None = None
+    reply = Verified
+
+
+class Commit(Message, frozen=True):
+    """scheduler -> allocator, executor, drafter (tell): what stays of a step. Handles of the step end here."""
+
+    step: int
+    sequences: Column  # [R]
+    starts: Column  # [R] KV slot of the sequence's first row in the step
+    kept_offsets: Column  # [R + 1]
+    kept: Column  # local rows after row 0 that stay, in order; they are moved into line
+    offsets: Column  # [R + 1]
+    ids: Column  # committed ids
+    lengths: Column  # [R] KV slots valid now
+
+
+class Fork(Message, frozen=True):
+    """scheduler -> all holders of sequence state (tell): ``sequence`` begins as a copy of ``source``."""
+
+    sequence: int
+    source: int
+    sample: int
+
+
+class Close(Message, frozen=True):
+    """scheduler -> all holders of sequence state (tell)."""
+
+    sequences: Column
+    reason: str  # "finished", "cancelled", "preempted"
+
+
+# ---- operation
+
+
+class Report(Message, frozen=True):
+    """Answers Inspect: what an actor says of itself, as plain data."""
+
+    facts: dict[str, Any]
+
+
+class Inspect(Message, frozen=True):
+    """Ask an actor (and, through it, those it uses) for its facts."""
+
+    reply = Report

@@ -1,0 +1,110 @@
+"""Sequences as the scheduler keeps them: ids, progress, and what is in flight.
+
+It does not know how steps are composed from them.
+"""
+
+import itertools
+
+from antiphon.actors.columns import INDEX_BITS, pack, sequence
+from antiphon.actors.protocol import Admit, Open, Sampling
+
+_arrivals = itertools.count()
+
+
+class Sequence:
+    """One sample of one request. Without steps in flight ``planned`` equals ``computed``."""
+
+    __slots__ = (
+        "arrival", "cancelled", "computed", "flight", "granted", "handle", "have", "ids", "orphaned", "pending",
+        "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops", "tenant", "tokenizer", "unknown",
+    )
+
+    def __init__(self, admit: Admit, ids: list[int], tokenizer: str, stops: frozenset[int]):
+        self.request = admit.request
+        self.tenant = admit.tenant
+        self.sample = admit.sample
+        self.tokenizer = tokenizer  # instance that hears of new ids
+        self.ids = ids  # prompt and generated, as far as known on the host
+        self.prompt_length = admit.prompt_length
+        self.sampling: Sampling = admit.sampling
+        self.seed = admit.seed
+        self.stops = stops
+        self.handle = -1  # -1: waiting
+        self.computed = 0  # KV slots that are valid and committed
+        self.planned = 0  # KV slots after the steps in flight
+        self.granted = 0  # KV slots that may be used
+        self.have = 0  # ids that the drafter's mirror has
+        self.flight = 0  # steps in flight
+        self.unknown = 0  # tokens chosen on the device and not yet known on the host
+        self.pending: tuple[int, int] | None = None  # (step, logit row) of the last unknown token
+        self.cancelled = ""  # reason
+        self.orphaned = 0.0  # monotonic second at which its tokenizer was lost; 0: it was not
+        self.arrival = next(_arrivals)
+
+    @property
+    def generated(self) -> int:
+        """Ids known beyond the prompt."""
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def total(self) -> int:
+        """Tokens that exist, those not yet known on the host included."""
+        return len(self.ids) + self.unknown
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be generated once the unknown ones are known."""
+        return self.sampling.max_tokens - (self.total - self.prompt_length)
+
+    @property
+    def uncomputed(self) -> int:
+        """Tokens whose KV no planned step writes yet; 1 while decoding."""
+        return self.total - self.planned
+
+    def opening(self) -> Open:
+        """The message that introduces the sequence as it is now."""
+        return Open(self.handle, self.request, self.tenant, self.sample, pack(self.ids), self.prompt_length,
+                    self.sampling, self.seed)
+
+    def append(self, ids: list[int]) -> tuple[list[int], str]:
+        """Take verified ids up to the first stop or the limit; what was taken, and the finish ("" goes on)."""
+        for count, token in enumerate(ids, start=1):
+            self.ids.append(token)
+            if token in self.stops:
+                return ids[:count], "stop"
+            if self.generated >= self.sampling.max_tokens:
+                return ids[:count], "length"
+        return ids, ""
+
+    def finish(self) -> str:
+        """Finish that the ids so far already mean: a resumed request may be complete."""
+        if self.generated and self.ids[-1] in self.stops:
+            return "stop"
+        return "length" if self.generated >= self.sampling.max_tokens else ""
+
+    def rewind(self) -> None:
+        """Forget all computed KV: preempted."""
+        self.handle, self.computed, self.planned, self.granted, self.have = -1, 0, 0, 0, 0
+
+
+class Handles:
+    """Gives out dense indexes, each time with a new generation."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._generations: list[int] = []
+
+    def take(self) -> int:
+        """A handle no one has used."""
+        if not self._free:
+            if len(self._generations) >> INDEX_BITS:
+                raise OverflowError(f"more than {1 << INDEX_BITS} sequences at once")
+            self._free.append(len(self._generations))
+            self._generations.append(0)
+        index = self._free.pop()
+        self._generations[index] += 1
+        return sequence(index, self._generations[index])
+
+    def give(self, handle: int) -> None:
+        """The handle's sequence is closed."""
+        self._free.append(handle & ((1 << INDEX_BITS) - 1))

@@ -1,0 +1,227 @@
+"""The torch backend: weights, KV pools and steps of one decoder on the processor.
+
+It does not know requests or text, nor how an architecture or attention is computed: plugins tell.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from antiphon.actors.executor import Backend, Batch, Move, Output, Pools
+from antiphon.actors.model import Facts, KVGroup, ModelSection
+from antiphon.actors.rows import RowParams
+from antiphon.kernels import reduction, sampling, trees
+from antiphon.kernels.attention import Causal, Mask, Tree, Window
+from antiphon.plugins.attentions.contract import Attend, Attention
+from antiphon.plugins.catalogue.catalogue import resolve
+from antiphon.plugins.models.checkpoint import Checkpoint
+from antiphon.plugins.models.contract import Model, Shape, group_name
+from antiphon.plugins.models.decoder import Decoder, Place, Reach, Step
+from antiphon.plugins.models.families import family, open_checkpoint
+from antiphon.runtime.plugin import Options, Site
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Flags by which Linux tells that a processor multiplies bfloat16 itself: x86 twice, then Arm.
+NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+class TorchOptions(Options, frozen=True):
+    """Options of the torch backend.
+
+    ``threads`` 0 takes every core this process may use. ``attention`` names the attention plugin with its options.
+    ``pack`` lays weights out for the processor at load, which makes few-row steps up to twice as fast; a head tied
+    to its embedding then takes memory twice.
+    """
+
+    threads: int = 0
+    attention: dict[str, Any] = msgspec.field(default_factory=lambda: {"plugin": "cpu"})
+    pack: bool = True
+
+
+class Pool(NamedTuple):
+    """KV memory of one group of a block table."""
+
+    table: int
+    group: KVGroup
+    slots: Tensor  # [layers, 2, blocks, block size, heads, width]
+
+
+class Torch(Backend[TorchOptions]):
+    """Computes steps with torch on the processor, weights and KV in one dtype."""
+
+    def __init__(self, options: TorchOptions, site: Site):
+        super().__init__(options, site)
+        self._block_size = 0
+        self._pools: dict[str, Pool] = {}
+        self._places: list[Place] = []
+        self._decoder: Decoder | None = None
+        self._attention: Attention[Any] | None = None
+
+    def facts(self) -> Facts:
+        """Describe the model from config and header. Raises CheckpointError for files that cannot be served."""
+        return self._facts
+
+    def load(self, pools: Pools) -> None:
+        """Read the weights in the compute dtype and reserve the pools, whose pages cost nothing until written.
+
+        Raises CheckpointError for damaged weights, ValueError for pools that lack a group of the model.
+        """
+        torch.set_num_threads(self.options.threads or len(os.sched_getaffinity(0)))
+        shape = self._shape
+        self._attention = self.site.build("attention", self.options.attention)
+        self._block_size = pools.block_size
+        self._pools = {
+            group.name: Pool(table, group, _reserve(group, blocks, pools.block_size))
+            for table, (blocks, groups) in enumerate(zip(pools.blocks, pools.groups, strict=True))
+            for group in groups
+        }
+        self._places = []
+        for layer in range(shape.layers):
+            name = group_name(shape.window(layer))
+            if name not in self._pools:
+                raise ValueError(f"the pools lack the model's KV group {name!r}; they hold {sorted(self._pools)}")
+            before = sum(place.group == name for place in self._places)
+            self._places.append(Place(name, self._pools[name].slots[before]))
+        with torch.inference_mode():
+            self._decoder = Decoder(shape, self._checkpoint, self._dtype, pack=self.options.pack)
+
+    def execute(self, batch: Batch) -> Output:
+        """Write the rows' KV, attend, return float32 logits [L, vocabulary] and the captured hidden states [N, hidden].
+
+        Raises ValueError: a row's slot has no block, or no layer has a captured name.
+        """
+        assert self._decoder is not None, "load comes first"
+        with torch.inference_mode():
+            return Output(*self._decoder.run(self.prepare(batch), self._places))
+
+    def prepare(self, batch: Batch) -> Step:
+        """Bring a batch to what the layers share: slots to write and attention planned, by group."""
+        assert self._attention is not None, "load comes first"
+        counts = np.diff(batch.row_offsets)
+        owner = np.repeat(np.arange(len(counts)), counts)  # [N]
+        slots = batch.starts[owner] + np.arange(len(owner)) - batch.row_offsets[owner]  # [N]
+        ancestors = None
+        if batch.parents is not None and not trees.is_chain(batch.row_offsets, batch.parents):
+            ancestors = trees.ancestors_of_columns(batch.row_offsets, batch.parents)
+        offsets, positions = _tensor(batch.row_offsets), _tensor(batch.positions)
+        reaches: dict[str, Reach] = {}
+        for name in {place.group for place in self._places}:
+            pool = self._pools[name]
+            table = batch.tables[pool.table]
+            entry = slots // self._block_size
+            if len(entry) and (int(entry.max()) >= table.shape[1] or int(table[owner, entry].min()) < 0):
+                raise ValueError(
+                    f"a row's slot has no block in table {pool.table}: {int(slots.max()) + 1} slots wanted"
+                )
+            places = table[owner, entry].astype(np.int64) * self._block_size + slots % self._block_size
+            plan = self._attention.plan(
+                _tensor(table), offsets, positions, _mask(pool.group.window, ancestors), self._block_size, self._dtype
+            )
+            reaches[name] = Reach(torch.from_numpy(places), _out(plan))
+        logit_rows = _tensor(batch.logit_rows).long()
+        return Step(_tensor(batch.ids), positions, logit_rows, reaches, batch.capture)
+
+    def move(self, moves: list[Move]) -> None:
+        """Copy slots as if one after the other, in every group of their table."""
+        with torch.inference_mode():
+            for table in {move.table for move in moves}:
+                flats = [pool.slots.flatten(2, 3).flatten(0, 1) for pool in self._pools.values() if pool.table == table]
+                for sources, targets in _runs([m for m in moves if m.table == table], self._block_size):
+                    for flat in flats:  # [layers * 2, slots, heads, width]
+                        flat.index_copy_(1, targets, flat.index_select(1, sources))
+
+    def reduce(self, logits: Any, params: RowParams) -> list[Any]:
+        """Cut logits to what a verifier in another cell needs, as ``kernels.reduction`` packs it."""
+        rows = sampling.sampling(len(params.position), **params._asdict())
+        return list(reduction.to_frames(logits.numpy(), rows))
+
+    @cached_property
+    def _section(self) -> ModelSection:
+        section: ModelSection = self.site.section("model")
+        return section
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        return open_checkpoint(resolve(self._section.path))
+
+    @cached_property
+    def _shape(self) -> Shape:
+        model: Model[Any] = self.site.build("model", {"plugin": family(self._checkpoint)})
+        return model.shape(self._checkpoint.config)
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        return DTYPES[self._facts.dtype]
+
+    @cached_property
+    def _facts(self) -> Facts:
+        shape = self._shape
+        wanted = self._section.dtype
+        dtype = wanted if wanted != "auto" else "bfloat16" if native_bfloat16() else "float32"
+        return Facts(
+            name=self._checkpoint.name,
+            vocabulary=shape.vocabulary,
+            context=shape.context,
+            layers=shape.layers,
+            hidden=shape.hidden,
+            groups=shape.groups(dtype),
+            eos=shape.eos,
+            dtype=dtype,
+            digest=self._checkpoint.digest(),
+        )
+
+
+def native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Say whether the processor multiplies bfloat16 itself; False where Linux does not tell."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return not NATIVE_BF16.isdisjoint(flags.split())
+
+
+def _reserve(group: KVGroup, blocks: int, block_size: int) -> Tensor:
+    """Zeros that take memory as they are written: anonymous pages, which attention may read before (0, never NaN)."""
+    shape = (group.layers, 2, blocks, block_size, group.heads, group.width)
+    pages = mmap.mmap(-1, max(1, blocks * block_size * group.slot_bytes()))
+    return torch.frombuffer(pages, dtype=DTYPES[group.dtype], count=int(np.prod(shape))).view(shape)
+
+
+def _mask(window: int, ancestors: npt.NDArray[np.uint64] | None) -> Mask:
+    narrow = Window(window) if window else None
+    return narrow or Causal() if ancestors is None else Tree(ancestors, narrow)
+
+
+def _out(attend: Attend) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda q, kv: attend(q, kv).out
+
+
+def _tensor(column: npt.NDArray[Any]) -> Tensor:
+    """View of a column; a read-only one (it came in a message) is copied, as torch knows no such tensors."""
+    return torch.from_numpy(column if column.flags.writeable else column.copy())
+
+
+def _runs(moves: list[Move], block_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Split moves of one table into runs that may be made at once: none reads or writes what an earlier one wrote."""
+    sources: list[int] = []
+    targets: list[int] = []
+    for move in moves:
+        source = move.from_block * block_size + move.from_slot
+        target = move.to_block * block_size + move.to_slot
+        if source in targets or target in targets:
+            yield torch.tensor(sources), torch.tensor(targets)
+            sources, targets = [], []
+        sources.append(source)
+        targets.append(target)
+    if sources:
+        yield torch.tensor(sources), torch.tensor(targets)

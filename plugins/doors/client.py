@@ -1,0 +1,414 @@
+"""The client SDK: sync and async, streaming, cancelling, and surviving a crash on the other side.
+
+It loads neither torch nor numpy and knows nothing of the server beyond the wire.
+"""
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from antiphon.plugins.doors import wire
+from antiphon.plugins.doors.errors import AntiphonError, Disconnected, ProtocolMismatch, Refused, Timeout
+
+T = TypeVar("T")
+DEFAULT = "tcp://127.0.0.1:5777"
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """New output. ``finish_reason`` is "" until the last one: "stop", "length", "cancelled" or "error"."""
+
+    text: str
+    ids: list[int]
+    index: int  # ids generated before these
+    finish_reason: str = ""
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer. Times in seconds; ``decode_tok_s`` counts the tokens after the first."""
+
+    text: str
+    ids: list[int]
+    finish_reason: str
+    prompt_ids: list[int]
+    seed: int
+    ttft_s: float
+    total_s: float
+    decode_tok_s: float
+
+
+class _Open:
+    """A request as the client remembers it: enough to resume it at another incarnation of the server."""
+
+    def __init__(self, message: wire.Generate):
+        self.message = message
+        self.prompt: bytes | None = None  # set once accepted
+        self.ids: list[int] = []
+        self.queue: asyncio.Queue[Delta | AntiphonError] = asyncio.Queue()
+        self.began = time.perf_counter()
+        self.first = 0.0
+        self.last = 0.0
+
+    def again(self) -> wire.FromClient:
+        """What to send to a server that does not know the request."""
+        if self.prompt is None:
+            return self.message
+        return wire.Resume(self.message, self.prompt, wire.pack(self.ids))
+
+
+class AsyncClient:
+    """Talks to one server. Use as ``async with AsyncClient() as client``.
+
+    ``timeout``: seconds without news of a request after which it is cancelled and Timeout raised.
+    ``patience``: seconds without any sign of the server after which open requests end with Disconnected.
+    """
+
+    def __init__(self, address: str = DEFAULT, *, timeout: float = 120.0, patience: float = 30.0):
+        self.address = address
+        self.timeout = timeout
+        self.patience = patience
+        self._open: dict[bytes, _Open] = {}
+        self._queries: dict[bytes, asyncio.Future[dict[str, Any]]] = {}
+        self._epoch: int | None = None
+        self._owed = 0
+        self._started = False
+
+    async def __aenter__(self) -> "AsyncClient":
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Reach the server and agree on a version. Raises Disconnected, ProtocolMismatch."""
+        if self._started:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.IDENTITY, b"c" + secrets.token_bytes(16))
+        self._socket.set(zmq.LINGER, 500)
+        self._socket.set(zmq.RECONNECT_IVL, 50)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.set(zmq.SNDHWM, 65536)
+        self._socket.set(zmq.MAXMSGSIZE, wire.MAX_FRAME)
+        try:
+            self._socket.connect(self.address)
+        except zmq.ZMQError as cause:
+            self._context.destroy(linger=0)
+            raise Disconnected(f"{self.address!r} is no ZeroMQ address such as {DEFAULT!r}: {cause}") from cause
+        self._started = True
+        self._welcome: asyncio.Future[None] = self._loop.create_future()
+        self._heard = time.monotonic()
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._send(wire.Hello(agent="antiphon-python"))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._welcome), self.patience)
+        except TimeoutError:
+            await self.close()
+            raise Disconnected(f"no Antiphon server answers at {self.address}; "
+                               "start one with 'antiphon serve'") from None
+        except AntiphonError:
+            await self.close()
+            raise
+        self._heart = self._loop.create_task(self._beat(), name="antiphon-client")
+
+    async def close(self) -> None:
+        """Cancel what is open and let the socket go."""
+        if not self._started:
+            return
+        self._started = False
+        for request in list(self._open):
+            self._send(wire.Cancel(request))
+        self._end_all(Disconnected("the client was closed"))
+        if hasattr(self, "_heart"):
+            self._heart.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._context.destroy(linger=500)
+
+    async def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+        """The whole answer to ``prompt``, a user message or token ids; options as in ``stream``."""
+        text, finish = [], ""
+        request = self._request(prompt, options)
+        async for delta in self._follow(request):
+            text.append(delta.text)
+            finish = delta.finish_reason or finish
+        seconds = request.last - request.first
+        return Completion(
+            "".join(text), request.ids, finish, wire.unpack(request.prompt or b""), request.message.seed or 0,
+            request.first - request.began, request.last - request.began,
+            (len(request.ids) - 1) / seconds if seconds > 0 and len(request.ids) > 1 else 0.0,
+        )
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Delta]:
+        """Deltas as they come; leaving the loop cancels on the server.
+
+        Options: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop_ids, ignore_eos, raw (text without
+        the chat template). Raises Refused, Timeout, Disconnected.
+        """
+        return self._follow(self._request(prompt, options))
+
+    def cancel(self, request: bytes) -> None:
+        """Cancel by id; idempotent. A stream is cancelled by leaving its loop."""
+        self._send(wire.Cancel(request))
+
+    async def stats(self) -> dict[str, Any]:
+        """Facts of every actor of the deployment."""
+        return await self._query("stats")
+
+    async def health(self) -> dict[str, Any]:
+        """``{"ready": bool, ...}``."""
+        return await self._query("health")
+
+    async def wait_ready(self, timeout: float = 300.0) -> None:
+        """Wait until the server can serve. Raises Timeout."""
+        ends = time.monotonic() + timeout
+        while not (await self.health())["ready"]:
+            if time.monotonic() > ends:
+                raise Timeout(f"the server was not ready within {timeout:g} s")
+            await asyncio.sleep(0.05)
+
+    # ---- requests
+
+    def _request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> _Open:
+        if isinstance(prompt, str):
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as cause:
+                raise Refused("invalid", f"the prompt is no valid Unicode text: {cause}") from None
+            given: dict[str, Any] = {"text": prompt}
+        else:
+            try:
+                given = {"ids": wire.pack(prompt)}
+            except Exception as cause:
+                raise Refused("invalid", f"token ids must be a sequence of 32-bit integers: {cause}") from None
+        if "stop_ids" in options:
+            options["stop_ids"] = tuple(options["stop_ids"])
+        unknown = options.keys() - set(wire.Generate.__struct_fields__) | options.keys() & {"id", "text", "ids"}
+        if unknown:
+            known = [f for f in wire.Generate.__struct_fields__ if f not in ("id", "text", "ids")]
+            raise TypeError(f"unknown option {', '.join(sorted(unknown))}; options are {', '.join(known)}")
+        try:
+            return _Open(msgspec.convert({"id": secrets.token_bytes(16), **given, **options}, wire.Generate))
+        except msgspec.ValidationError as cause:
+            raise Refused("invalid", str(cause)) from None
+
+    async def _follow(self, request: _Open) -> AsyncIterator[Delta]:
+        if not self._started:
+            await self.connect()
+        key = request.message.id
+        self._open[key] = request
+        request.began = time.perf_counter()
+        self._send(request.message)
+        done = False
+        try:
+            while not done:
+                try:
+                    item = request.queue.get_nowait() if not request.queue.empty() else \
+                        await asyncio.wait_for(request.queue.get(), self.timeout)
+                except TimeoutError:
+                    raise Timeout(f"no news of the request for {self.timeout:g} s") from None
+                if isinstance(item, AntiphonError):
+                    done = True
+                    raise item
+                done = bool(item.finish_reason)
+                yield item
+        finally:
+            self._open.pop(key, None)
+            if not done and self._started:
+                self._send(wire.Cancel(key))
+
+    async def _query(self, what: str) -> dict[str, Any]:
+        if not self._started:
+            await self.connect()
+        key = secrets.token_bytes(8)
+        future = self._queries[key] = self._loop.create_future()
+        self._send(wire.Query(key, what))
+        try:
+            return await asyncio.wait_for(future, 10.0)
+        except TimeoutError:
+            raise Timeout(f"the server did not answer {what} within 10 s") from None
+        finally:
+            del self._queries[key]
+
+    # ---- the connection
+
+    async def _beat(self) -> None:
+        """Ping, so that the server knows we live and we notice when it does not."""
+        while True:
+            await asyncio.sleep(wire.HEARTBEAT)
+            self._send(wire.Ping())
+            if self._open and time.monotonic() - self._heard > self.patience:
+                self._end_all(Disconnected(f"{self.address} has been silent for {self.patience:g} s"))
+
+    def _send(self, message: wire.FromClient) -> None:
+        try:
+            self._socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._end_all(Disconnected("the server takes no more requests"))
+        if self._socket.get(zmq.EVENTS) & zmq.POLLIN:  # edge-triggered: the send may have consumed the edge
+            self._loop.call_soon(self._readable)
+
+    def _readable(self) -> None:
+        while self._started:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                break
+            self._heard = time.monotonic()
+            try:
+                message = wire.decode_from_server(frame)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue  # a newer server's message: not for us
+            self._message(message)
+        if self._started and self._owed >= wire.WINDOW // 2:
+            owed, self._owed = self._owed, 0
+            self._send(wire.Grant(owed))
+
+    def _message(self, message: wire.FromServer) -> None:
+        match message:
+            case wire.Deltas():
+                self._owed += 1
+                now = time.perf_counter()
+                for delta in message.deltas:
+                    self._delta(delta, now)
+            case wire.Accepted():
+                if (request := self._open.get(message.id)) is not None:
+                    request.prompt = message.prompt
+                    request.message = msgspec.structs.replace(request.message, seed=message.seed)
+            case wire.Refused():
+                refusal = Refused(message.kind, message.reason, message.retry_after)
+                if (request := self._open.get(message.id)) is not None:
+                    request.queue.put_nowait(refusal)
+                elif not message.id and not self._welcome.done():
+                    self._welcome.set_exception(refusal)
+                elif (query := self._queries.get(message.id)) is not None and not query.done():
+                    query.set_exception(refusal)
+            case wire.Answer():
+                if (query := self._queries.get(message.id)) is not None and not query.done():
+                    query.set_result(dict(message.facts))
+            case wire.Pong():
+                if not message.known:
+                    self._send(wire.Hello(agent="antiphon-python"))
+            case wire.Welcome():
+                self._welcomed(message)
+
+    def _welcomed(self, message: wire.Welcome) -> None:
+        if message.major != wire.MAJOR:
+            mismatch = ProtocolMismatch(f"the server speaks door version {message.major}.{message.minor}, "
+                                        f"this client {wire.MAJOR}.{wire.MINOR}")
+            if not self._welcome.done():
+                self._welcome.set_exception(mismatch)
+            self._end_all(mismatch)
+            return
+        self._epoch, self._owed = message.epoch, 0  # a server that greets anew has granted itself a full window
+        for request in self._open.values():
+            self._send(request.again())
+        if not self._welcome.done():
+            self._welcome.set_result(None)
+
+    def _delta(self, delta: wire.Delta, now: float) -> None:
+        request = self._open.get(delta.id)
+        if request is None:
+            return
+        ids = wire.unpack(delta.ids)
+        have = len(request.ids)
+        if delta.index != have:
+            return  # sent twice, or from before a resume
+        request.ids += ids
+        if ids and not request.first:
+            request.first = now
+        request.last = now
+        request.queue.put_nowait(Delta(delta.text, ids, have, delta.finish))
+
+    def _end_all(self, cause: AntiphonError) -> None:
+        for request in self._open.values():
+            request.queue.put_nowait(cause)
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(cause)
+
+
+class Client:
+    """The same for programs without an event loop: an AsyncClient on a thread of its own. Safe for several threads."""
+
+    def __init__(self, address: str = DEFAULT, *, timeout: float = 120.0, patience: float = 30.0):
+        self._client = AsyncClient(address, timeout=timeout, patience=patience)
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="antiphon-client", daemon=True)
+        self._thread.start()
+        self._closed = False
+        try:
+            self._run(self._client.connect())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+        """The whole answer; see AsyncClient.generate."""
+        return self._run(self._client.generate(prompt, **options))
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
+        """Deltas as they come; leaving the loop cancels. See AsyncClient.stream."""
+        deltas = self._client.stream(prompt, **options)
+        try:
+            while True:
+                delta = self._run(anext(deltas, None))  # type: ignore[arg-type]
+                if delta is None:
+                    return
+                yield delta
+        finally:
+            if not self._closed:
+                self._run(deltas.aclose())  # type: ignore[attr-defined]
+
+    def cancel(self, request: bytes) -> None:
+        """Cancel by id; idempotent."""
+        self._loop.call_soon_threadsafe(self._client.cancel, request)
+
+    def stats(self) -> dict[str, Any]:
+        """Facts of every actor."""
+        return self._run(self._client.stats())
+
+    def health(self) -> dict[str, Any]:
+        """``{"ready": bool, ...}``."""
+        return self._run(self._client.health())
+
+    def wait_ready(self, timeout: float = 300.0) -> None:
+        """Wait until the server can serve."""
+        self._run(self._client.wait_ready(timeout))
+
+    def close(self) -> None:
+        """Cancel what is open and end the thread."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid == os.getpid():
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result(5)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5)
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise Disconnected("the client was closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise

@@ -1,0 +1,217 @@
+"""The ZeroMQ door: one ROUTER for all clients, typed frames, credits, heartbeats.
+
+It owns what it knows of each client. It does not know requests beyond their ids.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from antiphon.actors.gateway import Door, Gateway, Output
+from antiphon.actors.protocol import Sampling
+from antiphon.plugins.doors import wire
+from antiphon.runtime.counters import Counters
+from antiphon.runtime.plugin import Options, Site
+
+BURST = 256  # frames handled before the loop gets a turn
+MAX_CLIENTS = 4096
+MAX_GRANT = 1 << 20
+
+
+class ZmqOptions(Options):
+    """``listen``: ``tcp://127.0.0.1:PORT`` or ``ipc://PATH``; anything beyond this machine needs keys."""
+
+    listen: str = "tcp://127.0.0.1:5777"
+
+
+class _Client:
+    __slots__ = ("credit", "seen", "starved")
+
+    def __init__(self) -> None:
+        self.credit = wire.WINDOW
+        self.seen = time.monotonic()
+        self.starved = False
+
+
+class ZmqDoor(Door[ZmqOptions]):
+    """Serves the client SDK."""
+
+    def __init__(self, options: ZmqOptions, site: Site):
+        super().__init__(options, site)
+        self.clients: dict[bytes, _Client] = {}
+        self.counters = Counters(("frames_in", "frames_bad", "frames_out", "unroutable"))
+        self.epoch = secrets.randbits(31)
+        self._queries: set[asyncio.Task[None]] = set()
+
+    async def open(self, gate: Gateway) -> None:
+        """Bind and listen."""
+        self.gate = gate
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects takes its identity with it
+        self._socket.set(zmq.MAXMSGSIZE, wire.MAX_FRAME)
+        self._socket.set(zmq.SNDHWM, 4 * wire.WINDOW)
+        self._socket.set(zmq.LINGER, 1000)
+        self._bind()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._ticker = self._loop.call_later(1.0, self._tick)
+        self.gate.log.info("listening", address=self.options.listen)
+
+    async def close(self) -> None:
+        """Stop listening; frames already sent have a second to leave."""
+        self._ticker.cancel()
+        for task in self._queries:
+            task.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        await self._loop.run_in_executor(None, self._context.term)
+        if self.options.listen.startswith("ipc://"):
+            Path(self.options.listen.removeprefix("ipc://")).unlink(missing_ok=True)
+
+    def accepted(self, client: bytes, request: bytes, prompt: bytes, seed: int) -> None:
+        """Tell the client what it needs to resume."""
+        self._send(client, wire.Accepted(request, prompt, seed))
+
+    def deliver(self, client: bytes, outputs: list[Output]) -> bool:
+        """Send one frame if the client has credit."""
+        known = self.clients.get(client)
+        if known is None:
+            return False
+        if known.credit < 1:
+            known.starved = True
+            return False
+        deltas = tuple(wire.Delta(o.id, o.index, wire.pack(o.ids), o.text, o.finish) for o in outputs)
+        if not self._send(client, wire.Deltas(deltas)):
+            known.starved = True
+            return False
+        known.credit -= 1
+        return True
+
+    def refused(self, client: bytes, request: bytes, kind: str, reason: str, retry_after: float) -> None:
+        """Tell the client why."""
+        self._send(client, wire.Refused(request, kind, reason, retry_after))
+
+    # ---- receiving
+
+    def _readable(self) -> None:
+        for _ in range(BURST):
+            if self._socket.closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.counters.add("frames_in")
+            self._frame(frames)
+        self._loop.call_soon(self._readable)
+
+    def _frame(self, frames: list[bytes]) -> None:
+        client = frames[0]
+        try:
+            if len(frames) != 2:
+                raise msgspec.DecodeError(f"{len(frames) - 1} frames, expected one")
+            message = wire.decode_from_client(frames[1])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as cause:
+            self.counters.add("frames_bad")
+            self._send(client, wire.Refused(b"", "invalid", f"bad frame: {cause}"[:200]))
+            return
+        known = self.clients.get(client)
+        if known is None:
+            if not isinstance(message, wire.Hello):
+                self._send(client, wire.Pong(self.epoch, known=False))
+                return
+            if len(self.clients) >= MAX_CLIENTS:
+                self._send(client, wire.Refused(b"", "overloaded", f"{MAX_CLIENTS} clients are connected", 5.0))
+                return
+            known = self.clients[client] = _Client()
+        known.seen = time.monotonic()
+        self._message(client, known, message)
+        if known.starved and known.credit > 0:
+            known.starved = False
+            self.gate.flush(client)
+
+    def _message(self, client: bytes, known: _Client, message: wire.FromClient) -> None:
+        match message:
+            case wire.Generate():
+                self._generate(client, message)
+            case wire.Resume(request=request):
+                sampling = _sampling(request)
+                self.gate.resume(client, request.id, message.prompt, message.done, sampling, request.seed or 0)
+            case wire.Cancel():
+                self.gate.cancel(client, message.id)
+            case wire.Grant():
+                known.credit = min(MAX_GRANT, known.credit + max(0, message.frames))
+            case wire.Ping():
+                self._send(client, wire.Pong(self.epoch))
+            case wire.Hello():
+                self._send(client, wire.Welcome(self.epoch, server="antiphon"))
+            case wire.Query():
+                task = self._loop.create_task(self._answer(client, message), name="query")
+                self._queries.add(task)
+                task.add_done_callback(self._queries.discard)
+
+    def _generate(self, client: bytes, message: wire.Generate) -> None:
+        self.gate.generate(client, message.id, message.text, message.ids, message.raw, _sampling(message), message.seed)
+
+    async def _answer(self, client: bytes, query: wire.Query) -> None:
+        facts: dict[str, Any]
+        if query.what == "health":
+            facts = {"ready": self.gate.ready(), "down": sorted(self.gate.down), "draining": self.gate.draining}
+        elif query.what == "stats":
+            facts = {**await self.gate.stats(), "door": dict(self.counters)}
+        else:
+            self._send(client, wire.Refused(query.id, "invalid", f"unknown query {query.what[:40]!r}"))
+            return
+        self._send(client, wire.Answer(query.id, facts))
+
+    # ---- sending
+
+    def _send(self, client: bytes, message: wire.FromServer) -> bool:
+        try:
+            self._socket.send_multipart([client, wire.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as cause:
+            # EHOSTUNREACH: the client has left; EAGAIN: it does not read. Its silence ends it (see _tick).
+            self.counters.add("unroutable")
+            if cause.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        finally:
+            # The descriptor is edge-triggered: a send may have consumed the edge of what arrived meanwhile.
+            if self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                self._loop.call_soon(self._readable)
+        self.counters.add("frames_out")
+        return True
+
+    def _tick(self) -> None:
+        """Forget clients that have been silent for longer than their grace."""
+        limit = time.monotonic() - self.gate.options.client_grace
+        for client in [c for c, known in self.clients.items() if known.seen < limit]:
+            del self.clients[client]
+            self.gate.gone(client)
+        self._ticker = self._loop.call_later(1.0, self._tick)
+
+    def _bind(self) -> None:
+        listen = self.options.listen
+        if listen.startswith("ipc://"):
+            path = Path(listen.removeprefix("ipc://"))
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._socket.bind(listen)
+        except zmq.ZMQError as cause:
+            raise OSError(f"cannot listen on {listen}: {cause}; is another server running there?") from cause
+        if listen.startswith("ipc://"):
+            with contextlib.suppress(OSError):
+                path.chmod(0o600)
+
+
+def _sampling(message: wire.Generate) -> Sampling:
+    return Sampling(message.max_tokens, message.temperature, message.top_k, message.top_p, message.stop_ids,
+                    message.ignore_eos)

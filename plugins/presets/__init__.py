@@ -1,0 +1,8 @@
+"""In-tree presets: config files that a deployment extends by name.
+
+It does not know what they say.
+"""
+
+from pathlib import Path
+
+STANDARD = Path(__file__).parent / "standard.toml"

@@ -1,0 +1,117 @@
+"""The ``antiphon`` command: finds the verb, imports that one alone, prints what went wrong in plain lines.
+
+It does not know any verb; each is an entry point in the group ``antiphon.command``.
+"""
+
+import argparse
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from antiphon import __version__
+
+USAGE_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    points = {point.name: point for point in entry_points(group="antiphon.command")}
+    try:
+        if not arguments or arguments[0].startswith("-"):
+            code = _outer(arguments, points)
+        elif arguments[0] not in points:
+            code = _unknown(arguments[0], points)
+        else:
+            code = _command(points[arguments[0]], arguments[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone. What is still buffered must not fail again when the interpreter flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code
+
+
+def _command(point: EntryPoint, arguments: list[str]) -> int:
+    from antiphon.runtime.errors import ConfigError, PluginError, RuntimeFault
+    from antiphon.runtime.plugin import resource
+
+    try:
+        command = resource("command", point.name)()
+        parser = argparse.ArgumentParser(prog=f"antiphon {point.name}", description=_sentence(command.help))
+        command.configure(parser)
+        return int(command.run(parser.parse_args(arguments)))
+    except SystemExit as stop:  # argparse has printed help or what is wrong
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except ConfigError as error:
+        print(*error.problems, sep="\n", file=sys.stderr)
+        return USAGE_ERROR
+    except PluginError as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
+    except RuntimeFault as error:
+        print(f"antiphon {point.name}: {error}", file=sys.stderr)
+        return 1
+
+
+def _outer(arguments: list[str], points: dict[str, EntryPoint]) -> int:
+    """``--help``, ``--version``, or nothing at all."""
+    width = max((len(name) for name in points), default=0)
+    verbs = "\n".join(f"  {name:{width}}  {summary(point)}" for name, point in sorted(points.items()))
+    parser = argparse.ArgumentParser(
+        prog="antiphon",
+        usage="antiphon COMMAND [ARGUMENTS]",
+        description="An LLM inference runtime of actors and plugins.",
+        epilog=f"commands:\n{verbs}\n\n`antiphon COMMAND --help` tells more about one of them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
+    try:
+        parser.parse_args(arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    parser.print_help(sys.stderr)
+    return USAGE_ERROR
+
+
+def _unknown(name: str, points: dict[str, EntryPoint]) -> int:
+    import difflib
+
+    near = difflib.get_close_matches(name, points, n=1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    print(f"antiphon: no command {name!r}.{meant} Commands: {', '.join(sorted(points))}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def summary(point: EntryPoint) -> str:
+    """A command's ``help`` line, read from its source: importing seven modules would make ``--help`` slow."""
+    try:
+        spec = importlib.util.find_spec(point.module)
+        if spec is None or spec.origin is None:
+            return ""
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return ""
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == point.attr):
+        for node in cls.body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            value = getattr(node, "value", None)
+            if isinstance(target, ast.Name) and target.id == "help" and isinstance(value, ast.Constant):
+                return str(value.value)
+    return ""
+
+
+def _sentence(line: str) -> str:
+    return f"{line[:1].upper()}{line[1:]}." if line else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
