@@ -98,6 +98,8 @@ def draft(top: layers.Layer | str, overrides: Sequence[str] = (),
     accepted = [*_HEAD, "extends", *_TABLES, *sections]
     merged = layers.merge(top, overrides, accepted, findings)
     table = merged.table
+    if not merged.whole:
+        return Plan(file=merged.label, base=str(merged.folder)), findings
     for name in table:
         if name not in accepted:
             unknown(findings, join("", name), name, accepted, "table or key")

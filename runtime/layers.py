@@ -31,12 +31,16 @@ class Layer(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """All layers in one table, and by key path the label of every value that a lower or an override layer wrote."""
+    """All layers in one table, and by key path the label of every value that a lower or an override layer wrote.
+
+    If it is not ``whole``, a layer could not be read and what is missing says nothing.
+    """
 
     label: str
     folder: Path
     table: Table
     origins: dict[str, str]
+    whole: bool
 
 
 def names(kind: str) -> list[str]:
@@ -47,6 +51,7 @@ def names(kind: str) -> list[str]:
 def merge(top: Layer | str, overrides: Sequence[str], accepted: Sequence[str], findings: Findings) -> Merged:
     """Merge a layer, or the file or preset of a name, over what it extends, and overrides over that."""
     layers = _stack(top, findings)
+    whole = not findings.problems
     here = layers[-1] if layers else Layer(str(top), Path.cwd(), {})
     findings.file = here.label
     table: Table = {}
@@ -55,13 +60,13 @@ def merge(top: Layer | str, overrides: Sequence[str], accepted: Sequence[str], f
         _absolute(layer.table, layer.folder, here.folder)
         _merge(table, layer.table, (), "" if layer is layers[-1] else layer.label, origins)
     findings.origins = origins
-    for text in overrides:
+    for text in overrides if whole else ():
         override = _override(text, table, accepted, findings)
         if override is not None:
             _absolute(override, Path.cwd(), here.folder)
             _merge(table, override, (), SET, origins)
     _plain(table, "", findings)
-    return Merged(here.label, here.folder, table, origins)
+    return Merged(here.label, here.folder, table, origins, whole)
 
 
 def _stack(top: Layer | str, findings: Findings) -> list[Layer]:
@@ -89,13 +94,12 @@ def _stack(top: Layer | str, findings: Findings) -> list[Layer]:
 
 def _open(name: str, folder: Path, asker: str, key: str, findings: Findings) -> Layer | None:
     """File or preset of a name. ``asker`` and ``key`` say where the name was written; none: on a command line."""
-    is_file = name.endswith(".toml") or "/" in name or (not asker and Path(name).is_file())
-    if is_file:
+    installed = names("preset")
+    if name.endswith(".toml") or "/" in name or (not asker and name not in installed and Path(name).is_file()):
         path = (folder / name).resolve()
         label = str(path.relative_to(Path.cwd())) if asker and path.is_relative_to(Path.cwd()) else str(path)
         label = label if asker else name
     else:
-        installed = names("preset")
         accepted = f"{suggestion(name, installed)}Installed presets: {', '.join(installed) or 'none'}; or './file.toml'"
         if name not in installed:
             findings.problems.append(Problem(asker or name, key, f"no preset named {name!r}", accepted))
@@ -109,7 +113,7 @@ def _open(name: str, folder: Path, asker: str, key: str, findings: Findings) -> 
         return Layer(label, path.resolve().parent, tomllib.loads(path.read_text(encoding="utf-8")), path.resolve())
     except OSError as cause:
         why = cause.strerror or type(cause).__name__
-        remedy = f"Write the path of a TOML file or a preset's name; installed: {', '.join(names('preset')) or 'none'}"
+        remedy = f"Write the path of a TOML file or a preset's name; installed: {', '.join(installed) or 'none'}"
         findings.problems.append(Problem(asker or name, key, f"cannot read {path}: {why}", remedy))
     except ValueError as cause:  # a TOMLDecodeError or text that is not UTF-8
         findings.problems.append(Problem(label, "", f"is no TOML: {cause}", "Correct the file at this place"))

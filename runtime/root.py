@@ -163,8 +163,9 @@ class Root:
         cell.joined, cell.ready, cell.culprit, cell.cause = asyncio.Event(), asyncio.Event(), "", ""
         spec = CellSpec(self.plan, cell.name, cell.epoch, self.directory, self._epoch)
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+        # The cell's name among the arguments is for people who look at ps.
         cell.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "antiphon.runtime.cell", stdin=asyncio.subprocess.PIPE, env=environment,
+            sys.executable, "-P", "-m", "antiphon.runtime.cell", cell.name, stdin=asyncio.subprocess.PIPE, env=environment,
             stdout=sys.stderr.fileno(),
         )
         pipe = cell.process.stdin

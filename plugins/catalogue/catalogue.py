@@ -75,7 +75,7 @@ def resolve(path: str, fetch: bool = True, progress: bool | None = None) -> Path
         entry = CATALOGUE[path]
         found = cached(entry)
         if found is None and fetch:
-            from antiphon.plugins.catalogue.fetch import obtain  # only who downloads pays for ssl and tqdm
+            from antiphon.plugins.catalogue.fetch import obtain  # only who downloads pays for tqdm and HTTP
 
             found = obtain(entry, target(entry), progress)
         if found is None:

@@ -340,6 +340,7 @@ class Client:
     """The same for programs without an event loop: an AsyncClient on a thread of its own. Safe for several threads."""
 
     def __init__(self, address: str = DEFAULT, *, timeout: float = 120.0, patience: float = 30.0):
+        self.address = address
         self._client = AsyncClient(address, timeout=timeout, patience=patience)
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()

@@ -121,16 +121,26 @@ class Encoder:
 
     def _build(self) -> Any:
         state = json.loads(self.rules.tokenizer.to_str())
-        vocabulary = state["model"]["vocab"]
+        model = state["model"]
+        names = {text: self._name(index) for text, index in self.special.items()}
         for token in state["added_tokens"]:
-            if token["special"] and token["content"]:
-                alias = self._name(token["id"])
-                if isinstance(vocabulary, dict):
-                    vocabulary[alias] = token["id"]
-                elif token["id"] < len(vocabulary):  # a list of [text, score]
-                    vocabulary[token["id"]][0] = alias
-                token |= {"content": alias, "normalized": False, "single_word": False}
-        return Tokenizer.from_str(json.dumps(state, ensure_ascii=False))
+            if token["content"] in names:
+                token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
+        # Tokens are renamed, not added: ids of added tokens are counted from the size of the model's vocabulary.
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(token, token): index for token, index in model["vocab"].items()}
+        else:  # Unigram: a list of [token, score]
+            model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
+        if "merges" in model:  # none may make a special token of a user's text
+            merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+            model["merges"] = [m for m in merges if "".join(m) not in names and names.keys().isdisjoint(m)]
+        if model.get("unk_token") in names:
+            model["unk_token"] = names[model["unk_token"]]
+        twin = Tokenizer.from_str(json.dumps(state, ensure_ascii=False))
+        for index, token in self.rules.tokenizer.get_added_tokens_decoder().items():
+            if twin.token_to_id(names.get(token.content, token.content)) != index:
+                raise VocabularyError(f"{self.rules.origin}: token {token.content!r} cannot be kept apart from text")
+        return twin
 
 
 def _strings(value: Any) -> Iterator[str]:

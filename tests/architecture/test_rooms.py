@@ -109,8 +109,8 @@ def test_no_task_is_started_and_forgotten() -> None:
     found = []
     for path in sources(*ROOMS):
         for node in ast.walk(parse(path)):
-            dropped = node.value if isinstance(node, ast.Expr) else None
-            if isinstance(dropped, ast.Call) and _called(dropped) in ("create_task", "ensure_future"):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and (
+                    _called(node.value) in ("create_task", "ensure_future")):
                 found.append(f"{name(path)}:{node.lineno}")
             if path.is_relative_to(ROOT / "actors") and isinstance(node, ast.Call) and _called(node) == "create_task":
                 found.append(f"{name(path)}:{node.lineno}")

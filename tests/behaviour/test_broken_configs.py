@@ -190,6 +190,12 @@ def test_a_mistake_at_the_top_of_a_file(folder: Path, text: str, message: str) -
     assert problems(FILE)[0].startswith(message)
 
 
+def test_a_file_that_cannot_be_extended_is_the_only_problem_told(folder: Path) -> None:
+    (folder / FILE).write_text("extends = 'offload'\n[actors.gateway]\nuses = ['tokenizer']\n[modle]")
+    (message,) = problems(FILE, "actors.pager.plugin=tiered")
+    assert "no preset named 'offload'" in message
+
+
 def test_files_that_cannot_be_read(folder: Path) -> None:
     (message,) = problems("gone.toml")
     assert message == (f"gone.toml: cannot read {folder / 'gone.toml'}: No such file or directory. "

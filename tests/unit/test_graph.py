@@ -215,6 +215,14 @@ def test_an_override_is_a_toml_value_or_else_a_string() -> None:
     assert (plan.delivery, plan.deadlines.stop, plan.log.prompts) == ("zmq", 30.0, True)
 
 
+def test_a_plugin_file_on_the_command_line_is_relative_to_where_one_stands(
+    choir: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(choir)
+    plan = graph.load("duo", ["actors.singer.plugin=./mine.py:Mine"])
+    assert plan.actors["singer"].plugin == str(choir / "mine.py:Mine")
+
+
 @pytest.mark.parametrize(("override", "message"), [
     ("actors.signer.plugin=loud", "--set: actors.signer.plugin: no actor named 'signer'. Did you mean 'singer'?"),
     ("hal.seats=3", "--set: hal.seats: no key named 'hal'. Did you mean 'hall'?"),

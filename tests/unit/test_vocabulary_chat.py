@@ -142,7 +142,7 @@ END = "{% endfor %}{% endfor %}{% endfor %}"
 def test_a_template_that_loops_is_stopped_in_its_thread(source: str) -> None:
     started, before = time.monotonic(), sys.gettrace()
     with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(TemplateError, match="stopped: it ran for more than 0.2 s"):
+        with pytest.raises(TemplateError, match=r"stopped: it ran for more than 0\.2 s"):
             pool.submit(chat, source, seconds=0.2).result(20)
         used = pool.submit(time.thread_time).result(5)  # the thread is free again
     assert used < 2 > time.monotonic() - started - 1
@@ -156,7 +156,7 @@ def test_a_template_that_loops_is_stopped_in_its_thread(source: str) -> None:
         "{% for i in range(99999) %}0123456789{% endfor %}",
         "{{ 'a' * 10 ** 12 }}",
         "{{ [0] * 10 ** 12 }}",
-        "{{ 10 ** 10 ** 10 }}",
+        "{{ 10 ** (10 ** 10) }}",
         "{{ '%0999999999999d' % 1 }}",
         "{{ '%*d' % (10 ** 10, 1) }}",
         "{{ '{:>99999999999}'.format(1) }}",
@@ -165,15 +165,16 @@ def test_a_template_that_loops_is_stopped_in_its_thread(source: str) -> None:
         "{{ 'a' | center(10 ** 10) }}",
         "{{ 'a\nb' | indent(10 ** 10) }}",
         "{{ ('a' * 9999).replace('a', 'b' * 9999) }}",
-        "{{ 'a' * 9999 | replace('a', 'b' * 9999) }}",
+        "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}"
+        "{% set ns.x = x %}{% endfor %}",
     ],
 )
 def test_a_template_that_grows_is_stopped_before_it_is_large(source: str) -> None:
     started = time.monotonic()
-    with pytest.raises(TemplateError, match="stopped: it builds more than|stopped: it ran|refuses"):
+    with pytest.raises(TemplateError, match="stopped: it builds more than"):
         chat(source, limit=100_000)
     assert time.monotonic() - started < 5
 

@@ -1,5 +1,6 @@
 """Incremental detokenization: the same text for every split, and text given out never changes."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def whole(pieces: Pieces, ids: list[int]) -> str:
 def pushed(pieces: Pieces, ids: list[int], cuts: list[int], prompt: list[int] | None = None) -> str:
     decoder = Detokenizer(pieces, prompt or [])
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
-    text = "".join(decoder.push(ids[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+    text = "".join(decoder.push(ids[a:b]) for a, b in pairwise(edges))
     return text + decoder.finish()
 
 

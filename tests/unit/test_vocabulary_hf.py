@@ -32,7 +32,7 @@ def test_a_plain_directory(model: Path) -> None:
 
 def test_without_tokenizer_json_it_says_how_to_get_one(model: Path) -> None:
     (model / "tokenizer.json").unlink()
-    with pytest.raises(VocabularyError, match="has no tokenizer.json.*save_pretrained"):
+    with pytest.raises(VocabularyError, match=r"has no tokenizer\.json.*save_pretrained"):
         hf.read(model)
 
 
