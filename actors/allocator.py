@@ -39,7 +39,7 @@ class Cache(Plugin[O]):
         raise NotImplementedError
 
 
-class AllocatorOptions(Options):
+class AllocatorOptions(Options, frozen=True):
     """``blocks`` (per table) wins over ``memory``, the bytes that all KV pools may take together."""
 
     block_size: int = 16  # tokens

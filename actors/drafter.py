@@ -64,7 +64,7 @@ class Drafter(Plugin[O]):
         """The sequence is gone; drop what the method keeps of it."""
 
 
-class DrafterOptions(Options):
+class DrafterOptions(Options, frozen=True):
     """The drafter actor has no options of its own."""
 
 

@@ -98,7 +98,7 @@ class Backend(Plugin[O]):
         raise NotImplementedError
 
 
-class ExecutorOptions(Options):
+class ExecutorOptions(Options, frozen=True):
     """The executor has no options of its own."""
 
 

@@ -61,7 +61,7 @@ class Door(Plugin[O]):
         raise NotImplementedError
 
 
-class GatewayOptions(Options):
+class GatewayOptions(Options, frozen=True):
     """Limits per tenant and for clients."""
 
     max_open: int = 1024  # requests of one tenant at once

@@ -12,7 +12,7 @@ from antiphon.runtime.plugin import Options
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class ModelSection(Options):
+class ModelSection(Options, frozen=True):
     """``[model]``: ``path`` is a catalogue name, an HF directory or a ``.gguf`` file."""
 
     path: str = "smollm2-135m-instruct"

@@ -20,7 +20,7 @@ class Pager(Plugin[O]):
         raise NotImplementedError
 
 
-class PagerOptions(Options):
+class PagerOptions(Options, frozen=True):
     """The pager actor has no options of its own."""
 
 

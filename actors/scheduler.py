@@ -71,7 +71,7 @@ class Length(Plugin[O]):
         raise NotImplementedError
 
 
-class SchedulerOptions(Options):
+class SchedulerOptions(Options, frozen=True):
     """Limits of a step and of the queues."""
 
     max_step_tokens: int = 2048  # rows of one step

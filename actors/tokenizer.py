@@ -85,7 +85,7 @@ class _Entry:
         self.orphaned = False
 
 
-class TokenizerOptions(Options):
+class TokenizerOptions(Options, frozen=True):
     """Limits of text. Text longer than ``inline_chars`` is encoded on a worker thread."""
 
     inline_chars: int = 4096

@@ -52,7 +52,7 @@ class Acceptance(Plugin[O]):
         raise NotImplementedError
 
 
-class VerifierOptions(Options):
+class VerifierOptions(Options, frozen=True):
     """The verifier has no options of its own."""
 
 

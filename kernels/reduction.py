@@ -23,4 +23,5 @@ def choose_from_frames(frames: Sequence[Any], params: Sampling) -> I32:
     """The tokens that ``choose`` would have chosen from the full logits, [L]. Raises ValueError: not such frames."""
     if len(frames) != len(_TYPES):
         raise ValueError(f"reduced logits are {len(_TYPES)} frames, not {len(frames)}")
-    return choose_reduced(Reduced(*(np.frombuffer(f, kind) for f, kind in zip(frames, _TYPES, strict=True))), params)
+    columns: list[Any] = [np.frombuffer(f, kind) for f, kind in zip(frames, _TYPES, strict=True)]
+    return choose_reduced(Reduced(*columns), params)

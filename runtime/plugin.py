@@ -7,6 +7,7 @@ not know what any kind of plugin does.
 import importlib.util
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -78,8 +79,12 @@ class Plugin(Generic[O]):
 
 def kinds() -> dict[str, list[str]]:
     """Installed plugin names by kind."""
-    groups = sorted(g for g in entry_points().groups if g.startswith(PREFIX))
-    return {group.removeprefix(PREFIX): sorted(entry_points(group=group).names) for group in groups}
+    found: dict[str, set[str]] = {}
+    for distribution in metadata.distributions():  # one pass: entry_points(group=...) reads all metadata each time
+        for point in distribution.entry_points:
+            if point.group.startswith(PREFIX):
+                found.setdefault(point.group.removeprefix(PREFIX), set()).add(point.name)
+    return {kind: sorted(names) for kind, names in sorted(found.items())}
 
 
 def find(kind: str, name: str, base: Path | None = None) -> type[Any]:
@@ -108,7 +113,7 @@ def resource(kind: str, name: str) -> Any:
     return _from_entry_point(kind, name)
 
 
-def distribution(kind: str, name: str) -> str:
+def package_of(kind: str, name: str) -> str:
     """Package and version that brings a plugin, for ``plugins show``."""
     for point in entry_points(group=PREFIX + kind):
         if point.name == name and point.dist is not None:

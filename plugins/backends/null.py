@@ -21,7 +21,7 @@ F32 = npt.NDArray[np.float32]
 _A, _B, _C = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 
 
-class NullOptions(Options):
+class NullOptions(Options, frozen=True):
     """``window`` 0 leaves the window group out; ``step_seconds`` makes a step last."""
 
     vocabulary: int = 512
@@ -150,17 +150,19 @@ def expected(ids: npt.NDArray[np.integer], options: NullOptions) -> F32:
     sums = [read.sum(dtype=np.uint64)]
     if options.window:
         sums.append(read[-options.window:].sum(dtype=np.uint64))
-    return logits_of(np.array(sums, dtype=np.uint64)[:, None], options.vocabulary)[0]
+    row: F32 = logits_of(np.array(sums, dtype=np.uint64)[:, None], options.vocabulary)[0]
+    return row
 
 
 def _chain(view: _View) -> U64:
     total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(view.read, dtype=np.uint64)])
-    return total[view.start + view.rows + 1] - total[view.low()]
+    sums: U64 = total[view.start + view.rows + 1] - total[view.low()]
+    return sums
 
 
 def _tree(view: _View, masks: U64) -> U64:
     total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(view.read[:view.start], dtype=np.uint64)])
-    sums = total[-1] - total[np.minimum(view.low(), view.start)]
+    sums: U64 = total[-1] - total[np.minimum(view.low(), view.start)]
     for i, row in enumerate(view.rows):
         seen = [j for j in range(len(masks)) if int(masks[row]) >> j & 1]
         if view.window:

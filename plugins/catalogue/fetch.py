@@ -26,6 +26,7 @@ from antiphon.plugins.catalogue.errors import CatalogueError
 
 NETWORK_SECONDS = 30.0  # longest silence of the other side
 ATTEMPTS = 5  # that bring no byte; any progress starts the count again
+PAUSE_SECONDS = 0.2  # before trying again; doubles with each failure
 LOCK_SECONDS = 1800.0  # longest wait for another process that fetches the same model
 _CHUNK = 1 << 18
 
@@ -134,7 +135,7 @@ def _transfer(entry: Entry, found: index.Link, part: Path, progress: bool | None
                     f"fetching model {entry.name!r} from {found.shown} failed {failures} times: {cause}. What came is"
                     f" kept in {part}; try again later and it goes on from there"
                 ) from cause
-            time.sleep(0.2 * 2**failures)
+            time.sleep(PAUSE_SECONDS * 2**failures)
 
 
 def _judge(error: urllib.error.HTTPError, found: index.Link, part: Path) -> None:

@@ -100,7 +100,7 @@ def page(kind: str, name: str) -> dict[str, Any]:
     is_file = ":" in name
     found = plugin.find(kind, name) if is_file or kind in _plugin_kinds() else plugin.resource(kind, name)
     shown: dict[str, Any] = {
-        "kind": kind, "name": name, "package": "a file" if is_file else plugin.distribution(kind, name),
+        "kind": kind, "name": name, "package": "a file" if is_file else plugin.package_of(kind, name),
         "file": _file(found), "doc": _doc(found),
     }
     struct = found if isinstance(found, type) and issubclass(found, msgspec.Struct) \

@@ -253,7 +253,7 @@ class AsyncClient:
             self._socket.send(wire.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self._end_all(Disconnected("the server takes no more requests"))
-        if self._socket.get(zmq.EVENTS) & zmq.POLLIN:  # edge-triggered: the send may have consumed the edge
+        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # edge-triggered: the send may have consumed the edge
             self._loop.call_soon(self._readable)
 
     def _readable(self) -> None:

@@ -24,7 +24,7 @@ MAX_CLIENTS = 4096
 MAX_GRANT = 1 << 20
 
 
-class ZmqOptions(Options):
+class ZmqOptions(Options, frozen=True):
     """``listen``: ``tcp://127.0.0.1:PORT`` or ``ipc://PATH``; anything beyond this machine needs keys."""
 
     listen: str = "tcp://127.0.0.1:5777"
@@ -185,7 +185,7 @@ class ZmqDoor(Door[ZmqOptions]):
             return False
         finally:
             # The descriptor is edge-triggered: a send may have consumed the edge of what arrived meanwhile.
-            if self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._loop.call_soon(self._readable)
         self.counters.add("frames_out")
         return True

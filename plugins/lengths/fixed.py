@@ -8,7 +8,7 @@ from antiphon.actors.sequences import Sequence
 from antiphon.runtime.plugin import Options
 
 
-class FixedOptions(Options):
+class FixedOptions(Options, frozen=True):
     """``max`` drafts are verified per sequence and step."""
 
     max: int = 4

@@ -31,6 +31,8 @@ class Auto(Vocabulary[AutoOptions]):
         super().__init__(options, site)
         path = resolve(site.section("model").path)
         self.rules = read(path)
+        for note in self.rules.notes:
+            site.log.warning("vocabulary", note=note)
         self.template = ChatTemplate(
             self.rules.templates, self.rules.named, options.template_seconds, options.template_characters
         )

@@ -71,7 +71,10 @@ def read(path: Path) -> Rules:
     ends = [_id(header, key, len(tokens), path) for key in (_KEY.EOS_ID, _KEY.EOT_ID, _KEY.EOM_ID)]
     ends += [tokens.index(t) for t in _TURN_ENDS if t in tokens and any(t in text for text in templates.values())]
     eos_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
-    return Rules(str(path), tokenizer, named, templates, ids["bos_token"], eos_ids)
+    notes = ()
+    if model == "gpt2" and _KEY.PRE not in header:
+        notes = (f"{path} does not name its pre-tokenizer ({_KEY.PRE}); texts may be cut wrongly. Convert it anew",)
+    return Rules(str(path), tokenizer, named, templates, ids["bos_token"], eos_ids, notes)
 
 
 def _byte_level(header: dict[str, Any], tokens: Sequence[str], _kinds: Sequence[int], path: Path) -> tuple[Any, bool]:
@@ -147,17 +150,18 @@ def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
 
 def _column(header: dict[str, Any], key: str, size: int, path: Path) -> list[Any] | None:
     column: list[Any] | None = header.get(key)
-    if column is not None and (not isinstance(column, list) or len(column) != size):
-        raise VocabularyError(f"{path}: {key} does not have one entry for each of the {size} tokens")
+    fits = isinstance(column, list) and len(column) == size and all(isinstance(item, int | float) for item in column)
+    if column is not None and not fits:
+        raise VocabularyError(f"{path}: {key} does not have one number for each of the {size} tokens")
     return column
 
 
 def _templates(header: dict[str, Any]) -> dict[str, str]:
     """``tokenizer.chat_template`` and the named ones, ``tokenizer.chat_template.tool_use`` for instance."""
-    found = {"default": header[_KEY.CHAT_TEMPLATE]} if _KEY.CHAT_TEMPLATE in header else {}
+    found = {}
     for key, value in header.items():
-        if key.startswith(_KEY.CHAT_TEMPLATE + ".") and isinstance(value, str):
-            found[key.removeprefix(_KEY.CHAT_TEMPLATE + ".")] = value
+        if isinstance(value, str) and (key + ".").startswith(_KEY.CHAT_TEMPLATE + "."):
+            found[key[len(_KEY.CHAT_TEMPLATE) + 1 :] or "default"] = value
     return found
 
 

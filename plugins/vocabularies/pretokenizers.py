@@ -105,9 +105,9 @@ RULES: dict[str, PreTokenizer] = {
 }
 
 
-def find(name: str, origin: str) -> PreTokenizer:
+def find(name: Any, origin: str) -> PreTokenizer:
     """Rule called ``name``; VocabularyError names ``origin`` and lists what is supported."""
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:
         known = ", ".join(sorted(RULES))
         raise VocabularyError(f"{origin}: pre-tokenizer {name!r} is not supported; supported are: {known}")
     return RULES[name]

@@ -25,6 +25,7 @@ class Rules:
     templates: Mapping[str, str] = field(default_factory=dict)
     bos: int | None = None
     eos: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()  # what the operator should know, such as a rule that had to be guessed
 
     def size(self) -> int:
         """One more than the highest token id."""

@@ -101,20 +101,30 @@ class Driver:
                     self.free[t].append(block)
                     self.tables[sequence][t][entry] = -1
 
-    def feed(self, sequence: int, ids: Sequence[int], chunks: Sequence[int] = (1 << 20,)) -> torch.Tensor:
-        """Prefill in chunks of these sizes, the last one repeated; logits of every row."""
-        found, at, sizes = [], 0, list(chunks)
-        while at < len(ids):
-            part = ids[at : at + (sizes.pop(0) if len(sizes) > 1 else sizes[0])]
-            found.append(self.step([Rows(sequence, part)]).logits)
-            self.commit(sequence, range(len(part)))
-            at += len(part)
-        return torch.cat(found)
+    def feed(self, prompts: Sequence[Sequence[int]], chunks: Sequence[int] = (1 << 20,)) -> list[tuple[int, Any]]:
+        """Open and prefill sequences side by side, each in chunks of these sizes, the last one repeated.
+
+        Sequence and logits of all rows [prompt, vocabulary] by prompt. A step mixes chunks of unlike sizes.
+        """
+        sequences = [self.open() for _ in prompts]
+        found: list[list[torch.Tensor]] = [[] for _ in prompts]
+        turn = 0
+        while work := [n for n, ids in enumerate(prompts) if self.lengths[sequences[n]] < len(ids)]:
+            rows = []
+            for n in work:
+                at, size = self.lengths[sequences[n]], chunks[min(turn + n % len(chunks), len(chunks) - 1)]
+                rows.append(Rows(sequences[n], prompts[n][at : at + size]))
+            parts = self.step(rows).logits.split([len(row.ids) for row in rows])
+            for n, row, part in zip(work, rows, parts, strict=True):
+                found[n].append(part)
+                self.commit(row.sequence, range(len(row.ids)))
+            turn += 1
+        return [(sequence, torch.cat(parts)) for sequence, parts in zip(sequences, found, strict=True)]
 
     def greedy(self, prompts: Sequence[Sequence[int]], tokens: int, chunks: Sequence[int]) -> list[Any]:
         """Continue prompts together by greedy ids; ids and logits [prompt + tokens - 1, vocabulary] by prompt."""
-        sequences = [self.open() for _ in prompts]
-        logits = [[self.feed(s, p, chunks)] for s, p in zip(sequences, prompts, strict=True)]
+        fed = self.feed(prompts, chunks)
+        sequences, logits = [sequence for sequence, _ in fed], [[rows] for _, rows in fed]
         ids = [[int(rows[-1][-1].argmax())] for rows in logits]
         for _ in range(tokens - 1):
             output = self.step([Rows(s, i[-1:]) for s, i in zip(sequences, ids, strict=True)], "last")

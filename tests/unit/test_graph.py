@@ -19,7 +19,7 @@ class Tone(Plugin[Options]):
     kind = "tone"
 
 
-class LoudOptions(Options):
+class LoudOptions(Options, frozen=True):
     level: int = 3
     room: Bytes = 0
 
@@ -32,7 +32,7 @@ class Soft(Tone):
     pass
 
 
-class PaceOptions(Options):
+class PaceOptions(Options, frozen=True):
     beats: int
     tone: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class Pace(Plugin[PaceOptions]):
     kind = "pace"
 
 
-class SingerOptions(Options):
+class SingerOptions(Options, frozen=True):
     voices: int = 1
 
 
@@ -72,7 +72,7 @@ class Bellows(Actor[Options]):
     requires = ("air",)
 
 
-class Hall(Options):
+class Hall(Options, frozen=True):
     seats: int = 12
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.checkpoints import tiny_llama
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from antiphon.actors.tokenizer import TemplateError
 from antiphon.plugins.vocabularies import hf
@@ -168,8 +169,9 @@ def test_a_template_that_loops_is_stopped_in_its_thread(source: str) -> None:
         "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}"
-        "{% set ns.x = x %}{% endfor %}",
+        "{% macro f(x, n) %}{{ f(x ~ x, n - 1) if n else x }}{% endmacro %}{{ f('ab', 60) }}",
+        "{% set n = namespace(x='a') %}{% for _ in range(60) %}{% set x %}{{ n.x }}{{ n.x }}{% endset %}"
+        + "{% set n.x = x %}{% endfor %}",
     ],
 )
 def test_a_template_that_grows_is_stopped_before_it_is_large(source: str) -> None:
@@ -277,3 +279,29 @@ def test_many_threads_encode_at_once(model: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(both, texts))
     assert got == [(list(t.encode()), [256, USER, *t.encode(), ASSISTANT]) for t in texts]
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_marked_message_is_cut_where_an_ordinary_one_is(model: Path, scheme: str) -> None:
+    """SentencePiece adds a space to the first span or to every span: the twin must follow the same rule."""
+    pieces = ["<unk>", "<bos>", "▁", *"abcdefghijklmnopqrstuvwxyz<>", "<user>", "<eos>"]
+    merges = [("▁", "a"), ("a", "b"), ("<", "b"), ("o", "s"), ("<b", "os"), ("<bos", ">")]
+    pieces[3:3] = ["".join(merge) for merge in merges[:-1]]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    tokenizer.add_special_tokens(["<unk>", "<bos>", "<eos>"])
+    tokenizer.add_tokens([AddedToken("<user>", normalized=False)])
+    tokenizer.save(str(model / "tokenizer.json"))
+    encode, template = encoder(model, "{{ bos_token }}a{{ messages[0].content }}<user>{{ eos_token }}a")
+    bos, eos = tokenizer.token_to_id("<bos>"), tokenizer.token_to_id("<eos>")
+    ordinary, marked = (
+        encode.encode_chat(template, [{"role": "user", "content": content}], []) for content in ("ab z", "ab <bos>")
+    )
+    shared = tokenizer.encode("<bos>aab ", add_special_tokens=False).ids
+    assert ordinary[: len(shared)] == marked[: len(shared)] == shared
+    assert ordinary[-3:] == marked[-3:]
+    assert (marked.count(bos), marked.count(eos), encode.encode("<bos>").count(bos)) == (1, 1, 0)
+    for text in ("ab c", " a<user>b", "<user>", "xyz"):
+        assert encode._aliased().encode(text).ids == tokenizer.encode(text).ids

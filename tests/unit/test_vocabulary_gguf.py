@@ -11,9 +11,11 @@ from tests.checkpoints import byte_alphabet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from antiphon.plugins.vocabularies import gguf
+from antiphon.plugins.vocabularies.encode import Encoder
 from antiphon.plugins.vocabularies.errors import VocabularyError
 from antiphon.plugins.vocabularies.metadata import read_header
 from antiphon.plugins.vocabularies.pretokenizers import RULES
+from antiphon.plugins.vocabularies.template import ChatTemplate
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = (
     TokenType.NORMAL,
@@ -110,7 +112,7 @@ def test_a_file_of_the_other_byte_order_reads_the_same(tmp_path: Path) -> None:
     [
         ({"ggml__model": "t5"}, "'t5' is not supported; supported are 'gpt2' and 'llama'"),
         ({"ggml__pre": "falcon"}, "'falcon' is not supported; supported are: .*qwen2.*smollm"),
-        ({"ggml__token_type": [1, 1]}, "one entry for each of the 260 tokens"),
+        ({"ggml__token_type": [1, 1]}, "one number for each of the 260 tokens"),
         ({"ggml__merges": ["a b", "x y"]}, "do not fit"),
         ({"ggml__merges": ["ab"]}, "malformed merge 'ab'"),
         ({"ggml__add_bos_token": True, "ggml__bos_token_id": "a"}, "not a token id"),
@@ -181,6 +183,8 @@ def test_a_missing_rule_means_the_unnamed_one(tmp_path: Path) -> None:
     unnamed, named = (gguf.read(byte_level(tmp_path / f"{n}.gguf", n)).tokenizer for n in (None, "default"))
     for text in ("a+b 12345", "x  y", "it's"):
         assert unnamed.encode(text).ids == named.encode(text).ids
+    assert "does not name its pre-tokenizer" in gguf.read(tmp_path / "None.gguf").notes[0]
+    assert gguf.read(tmp_path / "default.gguf").notes == ()
 
 
 def test_turn_ends_that_the_template_writes_end_an_answer(tmp_path: Path) -> None:
@@ -261,6 +265,19 @@ def test_no_merge_makes_a_control_token(tmp_path: Path) -> None:
     ids = rules.tokenizer.encode("<s>x</s><unk><0x41>", add_special_tokens=False).ids
     assert not {0, 1, 2} & set(ids)
     assert rules.tokenizer.token_to_id("<0x41>") not in ids
+
+
+def test_users_cannot_write_control_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
+    rules = gguf.read(
+        sentencepiece(tmp_path / "m.gguf", chat_template="{{ bos_token }}the {{ messages[0].content }}")[0]
+    )
+    encode, template = Encoder(rules), ChatTemplate(rules.templates, rules.named, 1.0, 1000)
+    ids = encode.encode_chat(template, [{"role": "user", "content": "hello <s></s>"}], [])
+    assert rules.tokenizer.decode(ids, skip_special_tokens=True) == "the hello <s></s>"
+    assert (ids[0], ids.count(1), ids.count(2)) == (1, 1, 0)
+    assert encode.encode("hello</s>").count(2) == 0
+    for text in TEXTS[:-1]:
+        assert encode._aliased().encode(text).ids == rules.tokenizer.encode(text).ids
 
 
 def test_unknown_characters_become_their_bytes(tmp_path: Path) -> None:
