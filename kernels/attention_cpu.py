@@ -4,8 +4,8 @@ It does not know layers; what one step's rows read is worked out once in a ``Pla
 selection and block masses it refuses with ``NotSupported``.
 
 Short rows (decoding, verification) of several sequences are padded into one call, because a call costs what reading
-some 400 slots costs; long chunks, and long contexts whose blocks lie one after another in the pool, get a call each,
-the latter without copying. Padding reads slots that nobody wrote and multiplies them by 0, so **a pool must be
+some 400 slots costs; a chunk of a prompt gets a call of its own. One sequence whose blocks lie one after another in
+the pool is read in place. Padding reads slots that nobody wrote and multiplies them by 0, so **a pool must be
 allocated with zeros**: NaN, or keys whose scores overflow, would come through.
 """
 
@@ -25,9 +25,8 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SHORT = 16  # rows of a sequence up to which it shares a call
-_LONG = 512  # slots from which a sequence without need of a gather gets its own call
 _WASTE = 512  # slots of padding that cost what one more call costs (about 0.1 ms on two cores)
-_GATHERED = 4096  # slots copied for one call: more leave the cache, and memory newly mapped costs more than the copy
+_GATHERED = 2048  # slots copied for one call: more leave the cache, and large buffers are mapped anew each time
 _FOLD = 64  # rows times group size up to which bfloat16 folds a group's heads into rows: a product instead of dots
 _SCORES = 1 << 24  # float32 scores held at once by the unfused path: 64 MiB
 
@@ -132,7 +131,7 @@ def plan(
         part = Part(first, rows, start, _entries(start, rows, window, block_size))
         if part.entries[-1] >= table.shape[1] or table[r, part.entries].min() < 0:
             raise ValueError(f"sequence {r}: a visible slot lies in a block that its table does not have")
-        if rows > SHORT or (part.entries.size * block_size >= _LONG and _is_run(table[r, part.entries])):
+        if rows > SHORT:
             call([(r, part)])
         else:
             short.append((r, part))
