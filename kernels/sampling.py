@@ -192,25 +192,26 @@ def choose_reduced(reduced: Reduced, params: Sampling) -> I32:
     whole = reduced.offsets.size == reduced.full.size + 1 == params.seed.size + 1 and (sizes > 0).all()
     if not whole or reduced.offsets[0] != 0 or reduced.offsets[-1] != reduced.logits.size:
         raise ValueError(f"reduced logits of {params.seed.size} rows: their columns do not fit together")
-    if reduced.ids.size != sizes[~reduced.full].sum() or (reduced.ids < 0).any() or np.isnan(reduced.logits).any():
-        raise ValueError(f"reduced logits of {params.seed.size} rows: ids or logits are missing")
+    if reduced.ids.size != sizes[~reduced.full].sum() or (reduced.ids < 0).any():
+        raise ValueError(f"reduced logits of {params.seed.size} rows: ids are missing or negative")
+    tops = np.maximum.reduceat(reduced.logits, reduced.offsets[:-1]) if sizes.size else reduced.logits
+    if not np.isfinite(tops).all():
+        raise BadLogits(np.flatnonzero(~np.isfinite(tops)).tolist(), "NaN, +inf, or every token masked (-inf)")
     chosen = np.empty(len(sizes), np.int32)
     rows = np.flatnonzero(reduced.full)
     if rows.size:
         logits = np.stack([reduced.logits[reduced.offsets[r] : reduced.offsets[r + 1]] for r in rows])
-        tops = logits.max(axis=1)
         taken = params.take(rows)
-        chosen[rows] = _choose_uncut(_processed(logits, tops, taken.temperature), taken)
+        chosen[rows] = _choose_uncut(_processed(logits, tops[rows], taken.temperature), taken)
     rows = np.flatnonzero(~reduced.full)
     if rows.size:
         counts = sizes[rows]
         offsets = np.concatenate(([0], np.cumsum(counts)))
         logits = reduced.logits[np.repeat(~reduced.full, sizes)]
-        tops = np.maximum.reduceat(logits, offsets[:-1])
         taken = params.take(rows)
         # A greedy row has one token: any temperature gives the same choice.
         heat = np.where(taken.temperature > 0, taken.temperature, np.float32(1))
-        z = logits - np.repeat(tops, counts)
+        z = logits - np.repeat(tops[rows], counts)
         z /= np.repeat(heat, counts)  # cannot overflow: survivors have a finite z
         chosen[rows] = _choose_ragged(offsets, reduced.ids.astype(np.int64), z, taken)
     return chosen

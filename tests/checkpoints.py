@@ -214,7 +214,7 @@ def _write_hf(source: Path, place: Path) -> None:
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         config.pop(key, None)
     # A model that came from GGUF refuses to be saved, so its weights move into one that did not.
-    plain = type(loaded)(type(loaded.config).from_dict(config | {"dtype": "bfloat16"})).to(torch.bfloat16)
+    plain = type(loaded)(type(loaded.config).from_dict(config | {"dtype": "bfloat16"})).bfloat16()
     del loaded
     plain.load_state_dict(weights, strict=True)
     plain.tie_weights()

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from antiphon.plugins.backends.null import NullOptions, expected
-from antiphon.plugins.doors.client import Client
+from antiphon.plugins.doors.sync import Client
 from antiphon.plugins.doors.llm import LLM
 
 NULL = ("actors.executor.plugin='null'", "actors.tokenizer.plugin='bytes'")

@@ -1,15 +1,13 @@
-"""The client SDK: sync and async, streaming, cancelling, and surviving a crash on the other side.
+"""The async client: streaming, cancelling, and surviving a crash on the other side.
 
 It loads neither torch nor numpy and knows nothing of the server beyond the wire.
 """
 
 import asyncio
-import os
 import secrets
-import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import msgspec
 import zmq
@@ -17,7 +15,6 @@ import zmq
 from antiphon.plugins.doors import wire
 from antiphon.plugins.doors.errors import AntiphonError, Disconnected, ProtocolMismatch, Refused, Timeout
 
-T = TypeVar("T")
 DEFAULT = "tcp://127.0.0.1:5777"
 
 
@@ -147,7 +144,7 @@ class AsyncClient:
             (len(request.ids) - 1) / seconds if seconds > 0 and len(request.ids) > 1 else 0.0,
         )
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Delta]:
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Delta, None]:
         """Deltas as they come; leaving the loop cancels on the server.
 
         Options: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop_ids, ignore_eos, raw (text without
@@ -200,7 +197,7 @@ class AsyncClient:
         except msgspec.ValidationError as cause:
             raise Refused("invalid", str(cause)) from None
 
-    async def _follow(self, request: _Open) -> AsyncIterator[Delta]:
+    async def _follow(self, request: _Open) -> AsyncGenerator[Delta, None]:
         if not self._started:
             await self.connect()
         key = request.message.id
@@ -334,82 +331,3 @@ class AsyncClient:
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(cause)
-
-
-class Client:
-    """The same for programs without an event loop: an AsyncClient on a thread of its own. Safe for several threads."""
-
-    def __init__(self, address: str = DEFAULT, *, timeout: float = 120.0, patience: float = 30.0):
-        self.address = address
-        self._client = AsyncClient(address, timeout=timeout, patience=patience)
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="antiphon-client", daemon=True)
-        self._thread.start()
-        self._closed = False
-        try:
-            self._run(self._client.connect())
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
-        """The whole answer; see AsyncClient.generate."""
-        return self._run(self._client.generate(prompt, **options))
-
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
-        """Deltas as they come; leaving the loop cancels. See AsyncClient.stream."""
-        deltas = self._client.stream(prompt, **options)
-        try:
-            while True:
-                delta = self._run(anext(deltas, None))  # type: ignore[arg-type]
-                if delta is None:
-                    return
-                yield delta
-        finally:
-            if not self._closed:
-                self._run(deltas.aclose())  # type: ignore[attr-defined]
-
-    def cancel(self, request: bytes) -> None:
-        """Cancel by id; idempotent."""
-        self._loop.call_soon_threadsafe(self._client.cancel, request)
-
-    def stats(self) -> dict[str, Any]:
-        """Facts of every actor."""
-        return self._run(self._client.stats())
-
-    def health(self) -> dict[str, Any]:
-        """``{"ready": bool, ...}``."""
-        return self._run(self._client.health())
-
-    def wait_ready(self, timeout: float = 300.0) -> None:
-        """Wait until the server can serve."""
-        self._run(self._client.wait_ready(timeout))
-
-    def close(self) -> None:
-        """Cancel what is open and end the thread."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._pid == os.getpid():
-            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result(5)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5)
-            self._loop.close()
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            work.close()
-            raise Disconnected("the client was closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.plugins.doors.client import Client
+from antiphon.plugins.doors.sync import Client
 from antiphon.runtime import check
 from antiphon.runtime.inprocess import InProcess
 

@@ -71,7 +71,7 @@ def read(path: Path) -> Rules:
     ends = [_id(header, key, len(tokens), path) for key in (_KEY.EOS_ID, _KEY.EOT_ID, _KEY.EOM_ID)]
     ends += [tokens.index(t) for t in _TURN_ENDS if t in tokens and any(t in text for text in templates.values())]
     eos_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
-    notes = ()
+    notes: tuple[str, ...] = ()
     if model == "gpt2" and _KEY.PRE not in header:
         notes = (f"{path} does not name its pre-tokenizer ({_KEY.PRE}); texts may be cut wrongly. Convert it anew",)
     return Rules(str(path), tokenizer, named, templates, ids["bos_token"], eos_ids, notes)

@@ -6,13 +6,14 @@ Importing this package loads neither torch nor numpy; the names below load what 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from antiphon.plugins.doors.client import AsyncClient, Client
+    from antiphon.plugins.doors.client import AsyncClient
     from antiphon.plugins.doors.errors import AntiphonError, Disconnected, ProtocolMismatch, Refused, Timeout
     from antiphon.plugins.doors.llm import LLM
+    from antiphon.plugins.doors.sync import Client
 
 _HOME = {
     "AsyncClient": "client",
-    "Client": "client",
+    "Client": "sync",
     "LLM": "llm",
     "AntiphonError": "errors",
     "Disconnected": "errors",

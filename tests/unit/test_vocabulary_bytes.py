@@ -49,12 +49,14 @@ def test_a_token_is_a_byte() -> None:
 
 
 def test_a_conversation_is_a_line_for_each_message() -> None:
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "u"}]}]
+    parts = [{"type": "text", "text": "u"}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
     assert bytes(vocabulary().encode_chat(messages)) == b"system: s\nuser: u\nassistant: "
     assert bytes(vocabulary().encode_chat(messages[1:], [{"n": 1}])) == b'tools: [{"n":1}]\nuser: u\nassistant: '
-    for wrong in ([], [{}], ["x"]):
+    wrong: list[Any] = [[], [{}], ["x"]]
+    for messages in wrong:
         with pytest.raises(TemplateError):
-            vocabulary().encode_chat(wrong)  # type: ignore[arg-type]
+            vocabulary().encode_chat(messages)
 
 
 def test_every_id_can_be_read() -> None:

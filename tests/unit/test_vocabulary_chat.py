@@ -170,8 +170,7 @@ def test_a_template_that_loops_is_stopped_in_its_thread(source: str) -> None:
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% macro f(x, n) %}{{ f(x ~ x, n - 1) if n else x }}{% endmacro %}{{ f('ab', 60) }}",
-        "{% set n = namespace(x='a') %}{% for _ in range(60) %}{% set x %}{{ n.x }}{{ n.x }}{% endset %}"
-        + "{% set n.x = x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for _ in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
     ],
 )
 def test_a_template_that_grows_is_stopped_before_it_is_large(source: str) -> None:
@@ -295,7 +294,7 @@ def test_a_marked_message_is_cut_where_an_ordinary_one_is(model: Path, scheme: s
     tokenizer.add_tokens([AddedToken("<user>", normalized=False)])
     tokenizer.save(str(model / "tokenizer.json"))
     encode, template = encoder(model, "{{ bos_token }}a{{ messages[0].content }}<user>{{ eos_token }}a")
-    bos, eos = tokenizer.token_to_id("<bos>"), tokenizer.token_to_id("<eos>")
+    bos, eos = vocabulary["<bos>"], vocabulary["<eos>"]
     ordinary, marked = (
         encode.encode_chat(template, [{"role": "user", "content": content}], []) for content in ("ab z", "ab <bos>")
     )
