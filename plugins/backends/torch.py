@@ -75,8 +75,8 @@ class Torch(Backend[TorchOptions]):
 
         Raises CheckpointError for damaged weights, ValueError for pools that lack a group of the model.
         """
-        torch.set_num_threads(self.options.threads or len(os.sched_getaffinity(0)))
-        shape = self._shape
+        torch.set_num_threads(self.options.threads or _cores())
+        shape, facts = self._shape, self._facts
         self._attention = self.site.build("attention", self.options.attention)
         self._block_size = pools.block_size
         self._pools = {
@@ -92,7 +92,8 @@ class Torch(Backend[TorchOptions]):
             before = sum(place.group == name for place in self._places)
             self._places.append(Place(name, self._pools[name].slots[before]))
         with torch.inference_mode():
-            self._decoder = Decoder(shape, self._checkpoint, self._dtype, pack=self.options.pack)
+            self._decoder = Decoder(shape, self._checkpoint, DTYPES[facts.dtype], pack=self.options.pack)
+        del self._checkpoint  # lets go of the mapped files; facts were told from them and are kept
 
     def execute(self, batch: Batch) -> Output:
         """Write the rows' KV, attend, return float32 logits [L, vocabulary] and the captured hidden states [N, hidden].
@@ -188,6 +189,11 @@ def native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return not NATIVE_BF16.isdisjoint(flags.split())
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reserve(group: KVGroup, blocks: int, block_size: int) -> Tensor:

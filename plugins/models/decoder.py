@@ -168,7 +168,7 @@ class _Reader:
         left = [name for name in self.checkpoint.index if name not in self.used and not DERIVED.fullmatch(name)]
         if left:
             raise CheckpointError(
-                f"{self.checkpoint.path}: this architecture has no use for {len(left)} tensors ({', '.join(left[:3])}): "
+                f"{self.checkpoint.path}: the architecture has no use for {len(left)} tensors ({', '.join(left[:3])}): "
                 "config and weights are not of the same model, or a feature is not supported"
             )
 

@@ -143,12 +143,18 @@ class GgufCheckpoint(Checkpoint):
             value = self._field(f"rope.scaling.{key}", True)
             if value is not None:
                 rope[ours] = value
+        if (factor := self._field("rope.scale_linear", True)) is not None:  # as files before 2023-10 spell it
+            rope |= {"rope_type": "linear", "factor": factor}
         turned = self._number("rope.dimension_count", head_dim)
         if turned != head_dim:
             rope["partial_rotary_factor"] = turned / head_dim
         # Llama 3's scaling arrives as a tensor of divisors, one a frequency.
         factors = next((t.data for t in self._reader.tensors if t.name == FACTORS), None)
         if factors is not None:
+            if rope["rope_type"] != "default":
+                raise CheckpointError(
+                    f"{self.path}: rope factors beside {rope['rope_type']!r} scaling are not supported"
+                )
             rope |= {"rope_type": "factors", "factors": [float(f) for f in factors]}
         return rope
 

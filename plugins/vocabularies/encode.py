@@ -4,8 +4,8 @@ It does not know where a tokenizer comes from or what a chat template looks like
 
 What a user writes must never become a control token. The library can only switch all special tokens off or on, so
 texts that hold the text of one go through a twin of the tokenizer, made at first use: it knows every special token
-under another name (an alias that nobody can guess), with the same id. Where the template wrote a
-special token, its alias is put; what users wrote stays as it is and is cut like any text.
+under another name (an alias that nobody can guess), with the same id. Where the template wrote a special token, its
+alias is put; what users wrote stays as it is and is cut like any text.
 """
 
 import json
@@ -38,7 +38,8 @@ class Encoder:
         self.starts = {text[:size] for text in self.special for size in range(1, len(text))}
         self.reach = max(map(len, self.special), default=0)
         # A normalizer may make a special token of other characters (full-width letters under NFKC).
-        self.folds = rules.tokenizer.normalizer is not None and any(t.special and t.normalized for t in added.values())
+        folds = any(token.special and token.normalized for token in added.values())
+        self.normalizer = rules.tokenizer.normalizer if folds else None
         self._secret = secrets.token_hex(8)
         self._twin: Any = None
         self._lock = threading.Lock()
@@ -46,8 +47,7 @@ class Encoder:
     def encode(self, text: str) -> list[int]:
         """Ids of user text with the model's BOS rule; the text of special tokens stays text."""
         _refuse_surrogates(text)
-        ordinary = not (self.folds or self._holds_special(text))
-        ids: list[int] = (self.rules.tokenizer if ordinary else self._aliased()).encode(text).ids
+        ids: list[int] = (self._aliased() if self._holds_special(text) else self.rules.tokenizer).encode(text).ids
         return ids
 
     def encode_chat(self, template: ChatTemplate, messages: Sequence[Any], tools: Sequence[Any]) -> list[int]:
@@ -70,7 +70,11 @@ class Encoder:
         return ids
 
     def _holds_special(self, text: str) -> bool:
-        return any(match.group() in self.special for match in self.added.finditer(text))
+        if any(match.group() in self.special for match in self.added.finditer(text)):
+            return True
+        if self.normalizer is None:
+            return False
+        return any(match.group() in self.special for match in self.added.finditer(self.normalizer.normalize_str(text)))
 
     def _suspect(self, text: str) -> bool:
         """Whether a special token stands in the text, or begins at its end and could go on in the next text."""

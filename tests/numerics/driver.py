@@ -88,12 +88,14 @@ class Driver:
     def commit(self, sequence: int, kept: Sequence[int]) -> None:
         """Keep these local rows of the last step: line up their slots, then forget blocks that left a window."""
         start = self.lengths[sequence]
-        moves = []
-        for target, row in enumerate(kept):
-            if row != target:
-                for t in range(len(self.windows)):
-                    moves.append(Move(t, *self._slot(sequence, t, start + row), *self._slot(sequence, t, start + target)))
-        self.backend.move(moves)
+        self.backend.move(
+            [
+                Move(t, *self._slot(sequence, t, start + row), *self._slot(sequence, t, start + target))
+                for target, row in enumerate(kept)
+                for t in range(len(self.windows))
+                if row != target
+            ]
+        )
         self.lengths[sequence] += len(kept)
         for t, window in enumerate(self.windows):
             for entry in range(max(0, self.lengths[sequence] + 1 - window) // self.layout.block_size if window else 0):

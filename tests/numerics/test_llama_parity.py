@@ -4,7 +4,7 @@ HF reads prompt and our continuation in one pass. Where every argmax of that pas
 run gives the same tokens, by induction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.checkpoints import gguf_file, hf_checkpoint, tiny_llama
+from tests.numerics.driver import Driver, Rows
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from antiphon.plugins.models.families import open_checkpoint
-from tests.checkpoints import gguf_file, hf_checkpoint, tiny_llama
-from tests.numerics.driver import Driver, Rows
 
 logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -41,7 +41,8 @@ CHUNKS = (3, 1, 7, 2, 11, 5)
 def hf(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     torch.set_num_threads(1)
     name = {"gguf_file": path.name} if path.is_file() else {}
-    return AutoModelForCausalLM.from_pretrained(path.parent if name else path, dtype=dtype, **name).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent if name else path, dtype=dtype, **name)
+    return model.eval()
 
 
 def read(model: Any, ids: Sequence[int]) -> torch.Tensor:
@@ -50,7 +51,9 @@ def read(model: Any, ids: Sequence[int]) -> torch.Tensor:
     return found
 
 
-def assert_same(model: Any, driver: Driver, prompts: Sequence[Sequence[int]], tokens: int, chunks: Sequence[int]) -> float:
+def assert_same(
+    model: Any, driver: Driver, prompts: Sequence[Sequence[int]], tokens: int, chunks: Sequence[int]
+) -> float:
     """Greedy runs agree token by token and every row's logits within MOST; the greatest difference."""
     greatest = 0.0
     for prompt, (ids, logits) in zip(prompts, driver.greedy(prompts, tokens, chunks), strict=True):
@@ -71,9 +74,9 @@ def smollm_prompts(count: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=["hf", "gguf"])
-def smollm(request: Any) -> Iterator[tuple[Any, Driver]]:
+def smollm(request: Any) -> tuple[Any, Driver]:
     path = hf_checkpoint() if request.param == "hf" else gguf_file()
-    yield hf(path), Driver(path, blocks=400)
+    return hf(path), Driver(path, blocks=400)
 
 
 def test_twenty_greedy_runs_of_the_default_model_agree(smollm: tuple[Any, Driver]) -> None:
@@ -172,7 +175,7 @@ def as_gguf(source: Path, target: Path, kind: str = "F32", factors: torch.Tensor
         if ".q_proj." in name or ".k_proj." in name:
             heads = config["num_attention_heads"] if ".q_proj." in name else config["num_key_value_heads"]
             data = interleaved(data, heads)
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
         if data.ndim == 2:
             writer.add_tensor(stored, gguf.quants.quantize(data, quantization), raw_dtype=quantization)
         else:
@@ -229,7 +232,12 @@ def test_hidden_states_are_those_of_hf(tmp_path: Path) -> None:
         expected = model(torch.tensor([ids]), output_hidden_states=True)
         states = expected.hidden_states
         normed = model.model.norm(torch.cat([first.hidden["output:2"], second.hidden["output:2"]]))
-    for name, state in (("input:0", states[0]), ("output:0", states[1]), ("input:1", states[1]), ("input:2", states[2])):
+    for name, state in (
+        ("input:0", states[0]),
+        ("output:0", states[1]),
+        ("input:1", states[1]),
+        ("input:2", states[2]),
+    ):
         found = torch.cat([first.hidden[name], second.hidden[name]])
         torch.testing.assert_close(found, state[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(normed, states[3][0], atol=1e-4, rtol=1e-4)  # HF's last one is normed

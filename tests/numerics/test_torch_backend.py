@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.checkpoints import tiny_llama
+from tests.numerics.driver import Driver, Rows, Site
 
 from antiphon.actors.executor import Move
 from antiphon.actors.model import ModelSection
 from antiphon.plugins.backends.alone import Bare, pools, run_alone
 from antiphon.plugins.backends.torch import Torch, TorchOptions, native_bfloat16
-from tests.checkpoints import tiny_llama
-from tests.numerics.driver import Driver, Rows, Site
 
 #      0
 #    1   2
@@ -25,7 +25,7 @@ PATHS = {3: [0, 1, 3], 4: [0, 1, 4], 6: [0, 2, 5, 6], 2: [0, 2], 0: [0]}
 
 @pytest.fixture(params=["llama", "mistral"])
 def path(request: Any, tmp_path: Path) -> Path:
-    window = {"sliding_window": 12} if request.param == "mistral" else {}
+    window: dict[str, Any] = {"sliding_window": 12} if request.param == "mistral" else {}
     return tiny_llama(tmp_path / "m", tokenizer=False, family=request.param, **window)
 
 
@@ -34,8 +34,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def chain_logits(path: Path, ids: list[int], **options: Any) -> torch.Tensor:
-    driver = Driver(path, **options)
-    return driver.feed([ids])[0][1]
+    logits: torch.Tensor = Driver(path, **options).feed([ids])[0][1]
+    return logits
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -154,7 +154,9 @@ def test_untouched_blocks_cost_no_memory(path: Path) -> None:
 
 def test_running_alone_gives_the_same_ids(path: Path) -> None:
     prompts = [prompt(n, seed=n) for n in (5, 19)]
-    backend = Torch(TorchOptions(threads=1, attention={"plugin": "reference"}), Bare(ModelSection(str(path), "float32")))
+    backend = Torch(
+        TorchOptions(threads=1, attention={"plugin": "reference"}), Bare(ModelSection(str(path), "float32"))
+    )
     layout = pools(backend.facts(), 16)
     backend.load(layout)
     found = run_alone(backend, layout, prompts, 9, chunk=8)

@@ -73,7 +73,8 @@ def hf(directory: Path, config: dict[str, Any] | None = None, weights: dict[str,
 def sharded(directory: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    made, where = tensors(), {}
+    made = tensors()
+    where: dict[str, str] = {}
     for part, names in enumerate((list(made)[:9], list(made)[9:]), 1):
         file = f"model-{part:05}-of-00002.safetensors"
         save_file({name: made[name] for name in names}, directory / file)

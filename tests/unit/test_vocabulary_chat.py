@@ -249,6 +249,23 @@ def test_tokens_that_are_added_but_not_special_are_recognized_in_any_text(model:
     assert encode.encode_chat(template, [{"role": "user", "content": "<eos><think>"}], [])[2:-1] == [*b"<eos>", 261]
 
 
+def test_characters_that_normalize_to_a_special_token_stay_text(model: Path) -> None:
+    state = json.loads((model / "tokenizer.json").read_text())
+    state["normalizer"] = {"type": "NFKC"}
+    for token in state["added_tokens"]:
+        token["normalized"] = True
+    (model / "tokenizer.json").write_text(json.dumps(state))
+    encode, template = encoder(model)
+    assert encode.encode("＜ｅｏｓ＞") == [*b"<eos>"]
+    assert encode.encode_chat(template, [{"role": "user", "content": "＜ｅｏｓ＞"}], []) == [
+        256,
+        USER,
+        *b"<eos>",
+        ASSISTANT,
+    ]
+    assert encode.encode_chat(template, HI, []) == [256, USER, *b"hi", ASSISTANT]
+
+
 def test_bos_comes_once(model: Path) -> None:
     config = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
