@@ -105,7 +105,7 @@ class AsyncClient:
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self._heard = time.monotonic()
         self._loop.add_reader(self._socket.fileno(), self._readable)
-        self._send(wire.Hello(agent="antiphon-python"))
+        self._send(wire.Hello(wire.MAJOR, wire.MINOR, "antiphon-python"))
         try:
             await asyncio.wait_for(asyncio.shield(self._welcome), self.patience)
         except TimeoutError:
@@ -293,7 +293,7 @@ class AsyncClient:
                     query.set_result(dict(message.facts))
             case wire.Pong():
                 if not message.known:
-                    self._send(wire.Hello(agent="antiphon-python"))
+                    self._send(wire.Hello(wire.MAJOR, wire.MINOR, "antiphon-python"))
             case wire.Welcome():
                 self._welcomed(message)
 

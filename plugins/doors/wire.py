@@ -21,10 +21,10 @@ class Wire(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Hello(Wire, frozen=True):
-    """client -> server, first on every connection."""
+    """client -> server, first on every connection. The version has no default: a default would not be sent."""
 
-    major: int = MAJOR
-    minor: int = MINOR
+    major: int
+    minor: int
     agent: str = ""
 
 
@@ -79,8 +79,8 @@ class Welcome(Wire, frozen=True):
     """server -> client, answers Hello. ``epoch`` changes when the door restarts."""
 
     epoch: int
-    major: int = MAJOR
-    minor: int = MINOR
+    major: int
+    minor: int
     server: str = ""
 
 

@@ -152,7 +152,7 @@ class ZmqDoor(Door[ZmqOptions]):
             case wire.Ping():
                 self._send(client, wire.Pong(self.epoch))
             case wire.Hello():
-                self._send(client, wire.Welcome(self.epoch, server="antiphon"))
+                self._send(client, wire.Welcome(self.epoch, wire.MAJOR, wire.MINOR, "antiphon"))
             case wire.Query():
                 task = self._loop.create_task(self._answer(client, message), name="query")
                 self._queries.add(task)

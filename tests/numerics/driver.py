@@ -13,20 +13,8 @@ import torch
 from antiphon.actors.executor import Batch, Move, Output
 from antiphon.actors.model import ModelSection
 from antiphon.kernels import trees
-from antiphon.plugins.attentions.cpu import Cpu
-from antiphon.plugins.attentions.reference import Reference
 from antiphon.plugins.backends.alone import Bare, pools
 from antiphon.plugins.backends.torch import Torch, TorchOptions
-from antiphon.runtime.plugin import Options
-
-
-class Site(Bare):
-    """Builds attention plugins by class, so that tests need no reinstalled entry points."""
-
-    def build(self, kind: str, use: Any) -> Any:
-        if kind == "attention":
-            return {"cpu": Cpu, "reference": Reference}[use["plugin"]](Options(), self)
-        return super().build(kind, use)
 
 
 class Rows(NamedTuple):
@@ -41,7 +29,7 @@ class Driver:
     """Holds what the scheduler and the allocator would: lengths and block tables. Blocks come in random order."""
 
     def __init__(self, path: Path, *, dtype: Any = "float32", blocks: int = 96, block_size: int = 8, **options: Any):
-        self.backend = Torch(TorchOptions(threads=1, **options), Site(ModelSection(path=str(path), dtype=dtype)))
+        self.backend = Torch(TorchOptions(threads=1, **options), Bare(ModelSection(path=str(path), dtype=dtype)))
         self.facts = self.backend.facts()
         self.layout = pools(self.facts, blocks, block_size)
         self.windows = [groups[0].window for groups in self.layout.groups]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.checkpoints import tiny_llama
-from tests.numerics.driver import Driver, Rows, Site
+from tests.numerics.driver import Driver, Rows
 
 from antiphon.actors.executor import Move
 from antiphon.actors.model import ModelSection
@@ -116,7 +116,7 @@ def test_a_hidden_state_no_layer_has_is_refused(path: Path, name: str) -> None:
 
 
 def test_pools_without_the_model_s_group_are_refused(path: Path) -> None:
-    backend = Torch(TorchOptions(threads=1), Site(ModelSection(path=str(path), dtype="float32")))
+    backend = Torch(TorchOptions(threads=1), Bare(ModelSection(path=str(path), dtype="float32")))
     layout = pools(backend.facts(), 4)
     group = layout.groups[0][0]
     with pytest.raises(ValueError, match=group.name):
@@ -124,11 +124,11 @@ def test_pools_without_the_model_s_group_are_refused(path: Path) -> None:
 
 
 def test_describing_reads_no_weights(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Torch(TorchOptions(threads=1), Site(ModelSection(path=str(path), dtype="bfloat16")))
+    backend = Torch(TorchOptions(threads=1), Bare(ModelSection(path=str(path), dtype="bfloat16")))
     monkeypatch.setattr(torch, "empty", None)
     facts = backend.facts()
     assert (facts.vocabulary, facts.layers, facts.dtype, facts.groups[0].dtype) == (272, 2, "bfloat16", "bfloat16")
-    assert facts.digest == Torch(TorchOptions(), Site(ModelSection(path=str(path)))).facts().digest
+    assert facts.digest == Torch(TorchOptions(), Bare(ModelSection(path=str(path)))).facts().digest
 
 
 def test_automatic_dtype_follows_the_processor(path: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_automatic_dtype_follows_the_processor(path: Path, tmp_path: Path) -> No
         assert native_bfloat16(tmp_path / "cpuinfo") is native
     assert native_bfloat16(tmp_path / "nothing") is False
     expected = "bfloat16" if native_bfloat16() else "float32"
-    assert Torch(TorchOptions(), Site(ModelSection(path=str(path)))).facts().dtype == expected
+    assert Torch(TorchOptions(), Bare(ModelSection(path=str(path)))).facts().dtype == expected
 
 
 def test_untouched_blocks_cost_no_memory(path: Path) -> None:
