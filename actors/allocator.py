@@ -25,7 +25,6 @@ from antiphon.runtime.actor import Actor, ActorSite
 from antiphon.runtime.plugin import O, Options, Plugin
 from antiphon.runtime.quantities import size
 
-
 MOST_BLOCKS = 1 << 17  # per table, unless ``blocks`` asks for more: a tiny model would fill the memory with bookkeeping
 
 

@@ -4,6 +4,7 @@ It does not know what the numbers mean.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,12 @@ def pack(values: Sequence[int] | Iterable[int] | I32) -> bytes:
     if isinstance(values, np.ndarray):
         return values.astype("<i4", copy=False).tobytes()
     return np.array(values if isinstance(values, list | tuple) else list(values), dtype="<i4").tobytes()
+
+
+@lru_cache(maxsize=1024)
+def ramp(count: int) -> bytes:
+    """0, 1, ... ``count`` - 1 as a column: offsets and row numbers of a step of single rows."""
+    return pack(range(count))
 
 
 def unpack(column: bytes) -> I32:

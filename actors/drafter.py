@@ -79,6 +79,7 @@ class DrafterActor(Actor[DrafterOptions]):
         super().__init__(options, site)
         self.method: Drafter[Any] = site.plugin("drafter")
         self.mirrors: dict[int, Sequence] = {}
+        self.vocabulary = 0
 
     @classmethod
     def crossing(cls, kind: str, options: dict[str, Any], sections: dict[str, Any]) -> str:
@@ -87,10 +88,14 @@ class DrafterActor(Actor[DrafterOptions]):
 
     def on_prepare(self, message: Prepare) -> Prepared:
         """Say what the method needs."""
+        self.vocabulary = message.facts.vocabulary
         return Prepared(most=self.method.most, lag=self.method.lag, tree=self.method.tree)
 
     def on_open(self, message: Open) -> None:
-        """Begin a mirror."""
+        """Begin a mirror, or begin it anew."""
+        if not self.method.most:
+            return
+        self._drop(message.sequence)
         self.mirrors[message.sequence] = Sequence(message.sequence, unpack(message.ids).tolist(), message.prompt_length)
 
     def on_fork(self, message: Fork) -> None:
@@ -100,8 +105,14 @@ class DrafterActor(Actor[DrafterOptions]):
 
     def on_draft(self, message: Draft) -> Drafted:
         """Bring the mirrors up to date and ask the method where there is a budget."""
+        if not self.method.most:
+            return Drafted(bytes(len(message.sequences) + 4), b"", b"")  # it never drafts and needs no mirrors
         new, new_offsets = unpack(message.ids), unpack(message.offsets)
-        offsets, tokens, parents, scores, lost = [0], [], [], [], []
+        offsets: list[int] = [0]
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        lost: list[int] = []
         tree = scored = False
         columns = zip(unpack(message.sequences).tolist(), unpack(message.have).tolist(),
                       unpack(message.budgets).tolist(), strict=True)
@@ -112,13 +123,13 @@ class DrafterActor(Actor[DrafterOptions]):
             else:
                 mirror.ids.extend(new[new_offsets[r]:new_offsets[r + 1]].tolist())
                 if budget > 0:
-                    draft = self.method.propose(mirror, budget)
-                    tokens += draft.tokens[:budget]
-                    count = len(tokens) - offsets[-1]
+                    draft = self._propose(mirror, budget)
+                    tokens += draft.tokens
+                    count = len(draft.tokens)
                     tree = tree or draft.parents is not None
-                    parents += (draft.parents or list(range(-1, count - 1)))[:count]
+                    parents += draft.parents if draft.parents is not None else range(-1, count - 1)
                     scored = scored or draft.scores is not None
-                    scores += (draft.scores or [0.0] * count)[:count]
+                    scores += draft.scores or [0.0] * count
             offsets.append(len(tokens))
         packed = struct.pack(f"<{len(scores)}f", *scores) if scored else b""
         return Drafted(pack(offsets), pack(tokens), pack(parents) if tree else b"", packed, None, pack(lost))
@@ -129,6 +140,8 @@ class DrafterActor(Actor[DrafterOptions]):
 
     def on_commit(self, message: Commit) -> None:
         """Extend the mirrors by what was committed."""
+        if not self.mirrors:
+            return
         ids, offsets = unpack(message.ids), unpack(message.offsets)
         for r, handle in enumerate(unpack(message.sequences).tolist()):
             if (mirror := self.mirrors.get(handle)) is not None:
@@ -137,12 +150,32 @@ class DrafterActor(Actor[DrafterOptions]):
     def on_close(self, message: Close) -> None:
         """Drop mirrors."""
         for handle in unpack(message.sequences).tolist():
-            if (mirror := self.mirrors.pop(handle, None)) is not None:
-                self.method.close(mirror)
+            self._drop(handle)
 
     def on_inspect(self, message: Inspect) -> Report:
         """Facts for an operator."""
         return Report({"mirrors": len(self.mirrors)})
+
+    def _propose(self, mirror: Sequence, budget: int) -> Proposal:
+        """The method's proposal cut to the budget. Raises ValueError: what it proposes cannot be verified.
+
+        Checked here, where only the asker's drafts are lost; on the device it would end the step's cell.
+        """
+        draft = self.method.propose(mirror, budget)
+        tokens = draft.tokens[:budget]
+        for name, column in (("parents", draft.parents), ("scores", draft.scores)):
+            if column is not None and len(column) != len(draft.tokens):
+                raise ValueError(f"the drafter proposed {len(draft.tokens)} tokens with {len(column)} {name}")
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self.vocabulary):
+            raise ValueError(f"the drafter proposed ids {min(tokens)}..{max(tokens)}; the model has {self.vocabulary}")
+        parents = draft.parents[:budget] if draft.parents is not None else None
+        if parents is not None and not all(-1 <= parent < row for row, parent in enumerate(parents)):
+            raise ValueError(f"the drafter proposed parents {parents}; each must be -1 or an earlier token's place")
+        return Proposal(tokens, parents, draft.scores[:budget] if draft.scores is not None else None)
+
+    def _drop(self, handle: int) -> None:
+        if (mirror := self.mirrors.pop(handle, None)) is not None:
+            self.method.close(mirror)
 
 
 __all__ = ["EMPTY", "Drafter", "DrafterActor", "DrafterOptions", "Proposal", "Sequence", "index_of"]

@@ -118,14 +118,16 @@ class Executor(Actor[ExecutorOptions]):
         self.tables: tuple[I32, ...] = ()  # mirrors [sequence index, most], -1 beyond the end
         self.most: list[int] = []
         self.params = SequenceParams()
+        # Notes of the last Commit, taken at one moment so that a bench can compare: how many, when, stage seconds.
+        self.committed: dict[str, Any] = {"commits": 0, "committed_at": 0.0, "committed_stages_s": {}}
 
     async def stop(self, deadline: float) -> None:
         """End the device thread."""
-        self.device.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.device.close, deadline)
 
     def facts(self) -> dict[str, Any]:
         """Work of the device thread."""
-        return {"stages": self.device.stages, "busy_s": self.device.busy}
+        return {"stages": self.device.stages, "busy_s": self.device.busy, **self.committed}
 
     def on_describe(self, message: Describe) -> Described:
         """Facts from the model's header."""
@@ -135,7 +137,8 @@ class Executor(Actor[ExecutorOptions]):
         """Read the weights and allocate the pools."""
         began = time.monotonic()
         self.pools = message.pools
-        most = [max(1, min(n, -(-self.backend.facts().context // message.pools.block_size))) for n in message.pools.blocks]
+        widest = -(-self.backend.facts().context // message.pools.block_size)
+        most = [max(1, min(n, widest)) for n in message.pools.blocks]
         self.tables = tuple(np.full((64, m), -1, dtype=np.int32) for m in most)
 
         def load() -> Loaded:
@@ -174,8 +177,8 @@ class Executor(Actor[ExecutorOptions]):
         hidden = {name: self.device.promise(message.step) for name in message.capture}
 
         def stage() -> Executed:
-            rows = batch._replace(ids=self._resolve(batch.ids, message.pending_step))
             try:
+                rows = batch._replace(ids=self._resolve(batch.ids, message.pending_step))
                 output = self.backend.execute(rows)
             except Exception as cause:
                 for handle in (logits, *hidden.values()):
@@ -189,36 +192,36 @@ class Executor(Actor[ExecutorOptions]):
             frames = self.backend.reduce(output.logits, params)
             return Executed(None, hidden, tuple(Buffer(f) for f in frames))
 
-        future = self.device.submit(stage, "execute")
         if message.reduce or message.finish:
-            return future
-        future.add_done_callback(lambda f: f.exception())  # told to the verifier through the handle
+            return self.device.submit(stage, "execute")
+        self.device.enqueue(stage, "execute")  # a failure reaches the verifier through the handle
         return Executed(logits, hidden)
 
-    def on_commit(self, message: Commit) -> None:
-        """Line up the KV of kept tree rows, then let the step's handles go."""
+    def on_commit(self, message: Commit) -> "asyncio.Future[None] | None":
+        """Line up the KV of kept tree rows, then let the step's handles go. A move that fails is our own failure."""
         moves = self._moves(message)
-        if moves:
-            self.device.submit(lambda: self.backend.move(moves), "move").add_done_callback(self._moved)
+        moved = self.device.submit(lambda: self.backend.move(moves), "move") if moves else None
         self.device.release(message.step)
+        self.committed = {"commits": self.committed["commits"] + 1, "committed_at": time.perf_counter(),
+                          "committed_stages_s": self.device.spent.copy()}
+        return moved
 
     def on_inspect(self, message: Inspect) -> Report:
         """Facts for an operator."""
         return Report(self.facts())
-
-    def _moved(self, future: "asyncio.Future[None]") -> None:
-        if (cause := future.exception()) is not None:
-            raise cause
 
     def _batch(self, message: Execute) -> tuple[Batch, RowParams]:
         sequences = indexes(unpack(message.sequences))
         offsets = unpack(message.row_offsets)
         positions = unpack(message.positions)
         logit_rows = unpack(message.logit_rows)
+        starts = unpack(message.starts)
         parents = unpack(message.parents) if message.parents else None
+        assert self.pools is not None
+        used = -(-int((starts + offsets[1:] - offsets[:-1]).max()) // self.pools.block_size)
         batch = Batch(
-            sequences, unpack(message.starts), offsets, unpack(message.ids), positions, parents,
-            tuple(t[sequences] for t in self.tables), logit_rows, message.capture,
+            sequences, starts, offsets, unpack(message.ids), positions, parents,
+            tuple(t[sequences, :used] for t in self.tables), logit_rows, message.capture,
         )
         if not message.reduce:
             return batch, RowParams.empty()

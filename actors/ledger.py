@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Hold:
-    """Blocks that one owner keeps, per table and in order. ``deadline`` (monotonic seconds) None: as long as it lives."""
+    """Blocks that one owner keeps, per table, in order. ``deadline`` (monotonic seconds) None: as long as it lives."""
 
     __slots__ = ("blocks", "deadline", "owner", "reason", "since")
 
@@ -61,7 +61,10 @@ class Ledger:
         return min(len(free) for free in self.free)
 
     def take(self, key: int, count: int) -> list[tuple[int, int, int]]:
-        """Extend a hold to ``count`` blocks in every table; the new (table, index, block). Checks ``available`` first."""
+        """Extend a hold to ``count`` blocks in every table; the new (table, index, block).
+
+        Raises LedgerError: a free block is referenced. The caller has looked whether so many are ``available``.
+        """
         hold, fresh = self.holds[key], []
         for table, blocks in enumerate(hold.blocks):
             while len(blocks) < count:

@@ -1,4 +1,4 @@
-"""The scheduler owns queues and sequences and composes each step.
+"""The scheduler composes each step and takes its outcome; its roster (roster.py) knows the sequences.
 
 It does not know text, tensors, or how drafts are made and judged.
 """
@@ -6,21 +6,20 @@ It does not know text, tensors, or how drafts are made and judged.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from antiphon.actors.columns import pack, unpack
-from antiphon.actors.model import Facts
+import msgspec
+
+from antiphon.actors.columns import unpack
+from antiphon.actors.policy import Length, Policy
 from antiphon.actors.protocol import (
     Admit,
     Cancel,
-    Close,
     Configure,
     Configured,
     Describe,
     Described,
     Drafted,
-    Emit,
     Executed,
     Inspect,
     Load,
@@ -30,56 +29,32 @@ from antiphon.actors.protocol import (
     Paged,
     Prepare,
     Prepared,
-    Refuse,
     Report,
     Reserved,
     Verified,
 )
-from antiphon.actors.sequences import Handles, Sequence
+from antiphon.actors.roster import Roster
 from antiphon.actors.step import Part, Step
 from antiphon.runtime import trace
 from antiphon.runtime.actor import Actor, ActorSite
 from antiphon.runtime.errors import AskFailed, PeerRestarted
-from antiphon.runtime.message import CONTROL, Message
-from antiphon.runtime.plugin import O, Options, Plugin
+from antiphon.runtime.plugin import Options
 
-
-class Policy(Plugin[O]):
-    """Contract of a ``policy``: who is served next, and who gives way."""
-
-    kind: ClassVar[str] = "policy"
-
-    def order(self, waiting: list[Sequence]) -> list[Sequence]:
-        """Waiting sequences in the order in which they should begin."""
-        raise NotImplementedError
-
-    def victim(self, running: list[Sequence]) -> Sequence:
-        """The running sequence to preempt when memory is short."""
-        raise NotImplementedError
-
-    def served(self, sequence: Sequence, tokens: int) -> None:
-        """A step computes ``tokens`` rows of the sequence."""
-
-
-class Length(Plugin[O]):
-    """Contract of a ``length``: how many drafts each sequence gets verified in a step."""
-
-    kind: ClassVar[str] = "length"
-
-    def budgets(self, sequences: list[Sequence], most: int) -> list[int]:
-        """Most drafts per sequence, each at most ``most``; zero included."""
-        raise NotImplementedError
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+REVIVED = ("drafter", "verifier", "pager")  # may live in cells of their own, which restart alone
+MOST_DRAFTS = 63  # with the row they hang on they fill the 64 bits of a tree's mask
+FAILURES = 3  # failed Drafts in a row after which no more drafts are wanted of this incarnation
 
 
 class SchedulerOptions(Options, frozen=True):
     """Limits of a step and of the queues."""
 
-    max_step_tokens: int = 2048  # rows of one step
-    max_chunk: int = 512  # rows of one sequence's prefill in one step; 0: no limit
-    max_running: int = 256  # sequences in a step
-    max_waiting: int = 4096  # admitted and not yet running
-    ahead: int = 1  # steps planned before the one in flight is verified
-    reserve_ahead: int = 32  # KV slots asked for beyond the need
+    max_step_tokens: Positive = 2048  # rows of one step
+    max_chunk: Annotated[int, msgspec.Meta(ge=0)] = 512  # rows of one sequence's prefill in one step; 0: no limit
+    max_running: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 256  # sequences in a step
+    max_waiting: Positive = 4096  # admitted and not yet running
+    ahead: Literal[0, 1] = 1  # steps planned before the one in flight is verified; Execute names one pending step
+    reserve_ahead: Annotated[int, msgspec.Meta(ge=0)] = 32  # KV slots asked for beyond the need
     orphan_grace: float = 30.0  # seconds a request outlives the loss of its tokenizer
     ask_timeout: float = 120.0  # seconds for each ask of a step
 
@@ -96,64 +71,61 @@ class Scheduler(Actor[SchedulerOptions]):
         super().__init__(options, site)
         self.policy: Policy[Any] = site.plugin("policy")
         self.length: Length[Any] = site.plugin("length")
-        self.handles = Handles()
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
-        self.known: dict[bytes, Sequence] = {}
+        self.roster = Roster(self, options.max_waiting, options.orphan_grace)
         self.flight: deque[Step] = deque()
-        self.admitted: list[tuple[Admit, str]] = []  # inboxes, read by the next plan
-        self.cancelled: dict[bytes, str] = {}
-        self.early: dict[bytes, float] = {}  # cancels of unknown ids -> when to forget them
-        self.orphans: list[Sequence] = []
+        self.down: set[str] = set()  # kinds of actor whose cell died and is not back
         self.reopen: set[str] = set()  # kinds of actor that lost their state
+        self.failures = 0  # Drafts in a row that failed
         self._ticket = 0  # of the blocks that move for the step being launched
-        self.changes: list[int] = []  # block-table changes not yet told to the executor
         self.wake = asyncio.Event()
         self.number = 0
         self.clock = {"steps": 0, "rows": 0, "plan_s": 0.0, "ask_s": 0.0, "wait_s": 0.0, "apply_s": 0.0,
-                      "preempted": 0, "drafted": 0, "accepted": 0, "wall_s": 0.0}
+                      "preempted": 0, "drafted": 0, "accepted": 0, "wall_s": 0.0, "peak_flight": 0, "degraded": 0}
 
     # ---- start and stop
 
     async def start(self) -> None:
         """Introduce the step's actors to the model, then begin to step."""
         patience = 600.0
-        described = await self.ask(self.peer("executor"), Describe(), Described, patience)
-        self.model: Facts = described.facts
+        self.model = (await self.ask(self.peer("executor"), Describe(), Described, patience)).facts
         self.pools = await self.ask(self.peer("allocator"), Configure(self.model), Configured)
-        prepare = Prepare(self.model)
-        self.drafter = await self.ask(self.peer("drafter"), prepare, Prepared, patience)
-        self.verifier = await self.ask(self.peer("verifier"), prepare, Prepared, patience)
-        await self.ask(self.peer("pager"), prepare, Prepared, patience)
+        self.roster.know(self.model, self.pools)
+        self.drafter, self.verifier, _ = [await self._first(kind, patience) for kind in REVIVED]
         loaded = await self.ask(self.peer("executor"), Load(self.pools), Loaded, patience)
         self.log.info("model loaded", model=self.model.name, dtype=self.model.dtype, seconds=round(loaded.seconds, 2),
                       kv_slots=self.pools.blocks[0] * self.pools.block_size)
         self.spawn(self._steps(), "steps")
 
     def on_peer(self, instance: str, kind: str, up: bool) -> None:
-        """Open sequences anew at a restarted drafter or verifier; without memory or device there is no going on."""
-        if kind in ("executor", "allocator") and instance in self.site.edges.values() and not up:
-            raise PeerRestarted(f"{instance} died, and with it the KV of every sequence")
-        if up and instance in self.site.edges.values() and kind in ("drafter", "verifier"):
-            self.reopen.add(kind)
+        """Note who has to be opened anew; without memory or device there is no going on."""
+        if kind == "tokenizer":
+            if up:
+                self.roster.found(instance)
+            else:
+                self.roster.lost(instance)
+                asyncio.get_running_loop().call_later(self.options.orphan_grace + 0.1, self.wake.set)
+        elif instance in self.site.edges.values() and kind in REVIVED:
+            (self.down.discard if up else self.down.add)(kind)
+            if up:
+                self.reopen.add(kind)
+                self.failures *= kind != "drafter"
             self.wake.set()
-        if kind == "tokenizer" and not up:
-            for sequence in self.known.values():
-                if sequence.tokenizer == instance:
-                    sequence.orphaned = time.monotonic()
-                    self.orphans.append(sequence)
-            asyncio.get_running_loop().call_later(self.options.orphan_grace + 0.1, self.wake.set)
+        elif instance in self.site.edges.values() and not up:
+            self.spawn(self._bereaved(instance), "bereaved")
+
+    async def _bereaved(self, instance: str) -> None:
+        raise PeerRestarted(f"{instance} died, and with it the KV of every sequence")
 
     # ---- inboxes
 
     def on_admit(self, message: Admit) -> None:
         """Append; the next plan reads it."""
-        self.admitted.append((message, self.sender))
+        self.roster.admitted.append((message, self.sender))
         self.wake.set()
 
     def on_cancel(self, message: Cancel) -> None:
         """Append; the next plan reads it. Unknown ids are remembered, for the cancel may overtake the admission."""
-        self.cancelled[message.request] = message.reason
+        self.roster.cancelled[message.request] = message.reason
         self.wake.set()
 
     def on_inspect(self, message: Inspect) -> Report:
@@ -162,24 +134,25 @@ class Scheduler(Actor[SchedulerOptions]):
 
     def facts(self) -> dict[str, Any]:
         """Queues, steps and where their time went."""
-        return {"waiting": len(self.waiting), "running": len(self.running), "flight": len(self.flight), **self.clock}
+        return {"waiting": len(self.roster.waiting), "running": len(self.roster.running), "flight": len(self.flight),
+                **self.clock}
 
     # ---- the step loop
 
     async def _steps(self) -> None:
         """The one activity: launch while a step can be planned, else finish the oldest in flight, else wait."""
         while True:
-            self._intake()
-            if self.reopen:
-                self._open_anew()
+            self.roster.intake()
+            await self._revive()
             began = time.perf_counter()
             step = self._plan() if len(self.flight) <= self._ahead() else None
             self.clock["plan_s"] += time.perf_counter() - began
             if step is not None and await self._launch(step):
                 self.flight.append(step)
+                self.clock["peak_flight"] = max(self.clock["peak_flight"], len(self.flight))
             elif self.flight:
                 await self._finish(self.flight.popleft())
-            elif step is None and not self.admitted and not self.cancelled and not self.reopen:
+            elif step is None and not self.roster.called and not self.reopen - self.down:
                 self.wake.clear()
                 await self.wake.wait()
 
@@ -189,121 +162,65 @@ class Scheduler(Actor[SchedulerOptions]):
             return 0
         return self.options.ahead
 
-    def _intake(self) -> None:
-        """Take what has arrived: requests, cancels, the end of a grace."""
-        admitted, self.admitted = self.admitted, []
-        for message, tokenizer in admitted:
-            self._admit(message, tokenizer)
-        if self.cancelled:
-            self._take_cancels()
-        if self.early or self.orphans:
-            self._forget()
+    async def _revive(self) -> None:
+        """Introduce actors that came back to the model and to what runs."""
+        for kind in sorted(self.reopen - self.down):
+            self.reopen.discard(kind)
+            try:
+                prepared = await self._prepare(kind, self.options.ask_timeout)
+            except PeerRestarted:
+                continue  # it died again; its next incarnation is told
+            if kind == "drafter":
+                self.drafter = prepared
+            elif kind == "verifier":
+                self.verifier = prepared
+            if kind != "pager":
+                self.roster.open_at(kind, self.roster.running)
 
-    def _forget(self) -> None:
-        """End what outlived its grace: orphaned requests, cancels whose request never came."""
-        now = time.monotonic()
-        for sequence in [s for s in self.orphans if not s.orphaned or now > s.orphaned + self.options.orphan_grace]:
-            self.orphans.remove(sequence)
-            if sequence.orphaned and self.known.get(sequence.request) is sequence:
-                self._end(sequence, "cancelled")
-        for request in [r for r, until in self.early.items() if until < now]:
-            del self.early[request]
+    async def _prepare(self, kind: str, patience: float) -> Prepared:
+        return await self.ask(self.peer(kind), Prepare(self.model), Prepared, patience)
 
-    def _take_cancels(self) -> None:
-        cancelled, self.cancelled = self.cancelled, {}
-        for request, reason in cancelled.items():
-            sequence = self.known.get(request)
-            if sequence is None:
-                self.early[request] = time.monotonic() + self.options.orphan_grace
-            elif sequence.flight:
-                sequence.cancelled = reason  # ended when its steps have ended
-            else:
-                self._end(sequence, "cancelled")
-
-    def _admit(self, message: Admit, tokenizer: str) -> None:
-        if self.early.pop(message.request, None) is not None:
-            self._refuse(tokenizer, message.request, "cancelled", "the request was cancelled before it was admitted")
-            return
-        ids = unpack(message.ids).tolist()
-        sequence = self.known.get(message.request)
-        if sequence is not None and sequence.ids[:len(ids)] == ids and not sequence.cancelled:
-            sequence.tokenizer, sequence.orphaned = tokenizer, 0.0  # taken over; what the new one lacks is re-sent
-            self._emit([(sequence, len(ids) - sequence.prompt_length, sequence.ids[len(ids):], "")])
-            return
-        if sequence is not None:  # it went another way than the newcomer says; the newcomer is right
-            del self.known[sequence.request]
-            sequence.cancelled = "replaced"
-            if not sequence.flight:
-                self._drop(sequence, "cancelled")
-        if (problem := self._problem(message, ids)) is not None:
-            self._refuse(tokenizer, message.request, *problem)
-            return
-        sampling = message.sampling
-        stops = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else frozenset(self.model.eos))
-        sequence = Sequence(message, ids, tokenizer, stops)
-        if finish := sequence.finish():
-            self._emit([(sequence, sequence.generated, [], finish)])
-            return
-        self.known[message.request] = sequence
-        self.waiting.append(sequence)
-
-    def _problem(self, message: Admit, ids: list[int]) -> tuple[str, str, float] | None:
-        """Why a request cannot be served: kind, reason, seconds after which trying again may help."""
-        most = self.pools.blocks[0] * self.pools.block_size
-        end = message.prompt_length + message.sampling.max_tokens
-        if not ids or message.prompt_length < 1:
-            return "invalid", "the prompt has no tokens", 0.0
-        if min(ids) < 0 or max(ids) >= self.model.vocabulary:
-            return "invalid", f"token ids must lie in 0..{self.model.vocabulary - 1}", 0.0
-        if end > self.model.context:
-            return "too_long", (f"prompt of {message.prompt_length} and max_tokens {message.sampling.max_tokens} exceed "
-                                f"the model's context of {self.model.context} tokens"), 0.0
-        if end > most:
-            return "too_long", f"the request may need {end} KV slots, the pool has {most}", 0.0
-        if len(self.waiting) >= self.options.max_waiting:
-            return "overloaded", f"{len(self.waiting)} requests wait already", 1.0
-        return None
+    async def _first(self, kind: str, patience: float) -> Prepared:
+        """Prepare at the start, when an actor in a cell of its own may be down."""
+        ends = time.monotonic() + patience
+        while True:
+            try:
+                return await self._prepare(kind, patience)
+            except PeerRestarted:
+                self.wake.clear()
+                await asyncio.wait_for(self.wake.wait(), max(0.1, ends - time.monotonic()))
 
     # ---- planning
 
     def _plan(self) -> Step | None:
         """Rows for everyone who runs, then for those who can begin; None if nobody has a row to compute."""
         parts: list[Part] = []
+        roster = self.roster
         room = self.options.max_step_tokens
         chunk = self.options.max_chunk or room
-        ready = [s for s in self.running if s.uncomputed >= 1 and s.left >= 1 and not s.cancelled]
+        decoding: list[Sequence] = []
+        filling: list[Sequence] = []
+        for sequence in roster.running:
+            uncomputed = sequence.total - sequence.planned
+            if uncomputed > 0 and sequence.total < sequence.end and not sequence.cancelled:
+                (decoding if uncomputed == 1 else filling).append(sequence)
         # Decoding first (one row each), so that a long prefill never holds the others up.
-        for sequence in [*(s for s in ready if s.uncomputed == 1), *(s for s in ready if s.uncomputed > 1)]:
+        for sequence in decoding + filling:
             if room < 1:
                 break
-            parts.append(Part(sequence, min(sequence.uncomputed, chunk, room)))
+            parts.append(Part(sequence, min(sequence.total - sequence.planned, chunk, room)))
             room -= parts[-1].count
-        begin = len(self.running) < self.options.max_running and room > 0 and self.waiting
-        for sequence in self.policy.order(self.waiting) if begin else ():
-            if room < 1 or len(self.running) >= self.options.max_running or not self._fits(sequence):
+        begin = len(roster.running) < self.options.max_running and room > 0 and roster.waiting
+        for sequence in self.policy.order(roster.waiting) if begin else ():
+            if room < 1 or len(roster.running) >= self.options.max_running or not roster.fits(sequence):
                 break
-            self._begin(sequence)
+            roster.begin(sequence)
             parts.append(Part(sequence, min(sequence.uncomputed, chunk, room)))
             room -= parts[-1].count
         if not parts:
             return None
         self.number += 1
         return Step(self.number, parts)
-
-    def _fits(self, sequence: Sequence) -> bool:
-        """Whether the pool could hold the running sequences' present lengths and this one."""
-        size = self.pools.block_size
-        used = sum(-(-max(s.granted, s.total) // size) for s in self.running)
-        return used + -(-(sequence.total + 1) // size) <= self.pools.blocks[0]
-
-    def _begin(self, sequence: Sequence) -> None:
-        sequence.handle = self.handles.take()
-        sequence.have = len(sequence.ids)
-        opening = sequence.opening()
-        for kind in ("allocator", "executor", "drafter", "verifier"):
-            self.tell(self.peer(kind), opening)
-        self.waiting.remove(sequence)
-        self.running.append(sequence)
 
     # ---- launching
 
@@ -314,47 +231,65 @@ class Scheduler(Actor[SchedulerOptions]):
         if not await self._reserve(step):
             return False
         capture = self.drafter.capture if self.drafter.observes else ()
-        execute = step.execute(self.changes, self._ticket, capture, reduce=not self.verifier.device)
-        self.changes = []
+        execute = step.execute(self.roster.changes, self._ticket, capture, reduce=not self.verifier.device)
+        self.roster.changes = []
+        # Nothing can be drafted after a token that is not known yet: with drafts, only other sequences go ahead.
+        step.launched(promise=self._ahead() > 0 and not self.drafter.most)
         for part in step.parts:
-            sequence = part.sequence
-            sequence.flight += 1
-            sequence.planned += part.count
-            if part.last and not part.tokens and self._ahead() and sequence.left > 1:
-                sequence.pending = (step.number, part.logit_row)
-                sequence.unknown += 1
-                part.promised = True
-            self.policy.served(sequence, part.rows)
+            self.policy.served(part.sequence, part.rows)
         self.clock["rows"] += sum(p.rows for p in step.parts)
         step.executed = await self.ask(self.peer("executor"), execute, Executed, self.options.ask_timeout)
         if step.predicting:
             step.verify = step.to_verify(step.executed)
-            step.verified = self.site.post.request(
-                self.site.instance, self.peer("verifier"), step.verify, self.options.ask_timeout)
+            if "verifier" not in self.down and "verifier" not in self.reopen:
+                self._ask_verdict(step)
         self.clock["ask_s"] += time.perf_counter() - began
         trace.point("scheduler", "launch", began)
         return True
 
     async def _draft(self, step: Step) -> None:
         parts = step.predicting
-        if not parts or "drafter" in self.reopen:
+        if not parts or self.failures >= FAILURES or "drafter" in self.reopen | self.down:
             return
-        budgets = [0] * len(parts)
-        if self.drafter.most and not self.flight:
-            wanted = self.length.budgets([p.sequence for p in parts], self.drafter.most)
-            # A draft beyond the last token that may still be generated would be verified for nothing.
-            budgets = [max(0, min(w, self.drafter.most, p.sequence.left - 1, 63)) if p.count == 1 else 0
-                       for w, p in zip(wanted, parts, strict=True)]
         try:
-            message = step.draft(budgets)
+            message = step.draft(self._budgets(step))
             drafted = await self.ask(self.peer("drafter"), message, Drafted, self.options.ask_timeout)
+        except PeerRestarted:
+            return  # opened anew when it is back
         except AskFailed as cause:
-            self.log.warning("no drafts", cause=str(cause))
+            self._draft_failed(str(cause))
+            return
+        self.failures = 0
+        for handle in step.take_drafts(drafted):
+            self.roster.open_at("drafter", (p.sequence for p in parts if p.sequence.handle == handle))
+        self.clock["drafted"] += sum(len(p.tokens) for p in parts)
+
+    def _budgets(self, step: Step) -> list[int]:
+        """Most drafts for each part that predicts; with them the step stays within its rows."""
+        parts = step.predicting
+        if not self.drafter.most:
+            return [0] * len(parts)
+        room = self.options.max_step_tokens - sum(p.count for p in step.parts)
+        budgets = []
+        wanted = self.length.budgets([p.sequence for p in parts], self.drafter.most)
+        for want, part in zip(wanted, parts, strict=True):
+            # A draft beyond the last token that may still be generated would be verified for nothing; one after a
+            # token that is not known yet cannot be made.
+            most = min(want, self.drafter.most, part.sequence.left - 1, MOST_DRAFTS, room)
+            budgets.append(max(0, most) if part.count == 1 and not part.sequence.flight else 0)
+            room -= budgets[-1]
+        return budgets
+
+    def _draft_failed(self, cause: str) -> None:
+        """Decoding goes on without drafts; the drafter begins anew, and after some failures nothing is asked of it."""
+        self.log.warning("no drafts", cause=cause)
+        self.failures += 1
+        if self.failures < FAILURES:
             self.reopen.add("drafter")
             return
-        for handle in step.take_drafts(drafted):
-            self._open_at("drafter", (s for s in self.running if s.handle == handle))
-        self.clock["drafted"] += sum(len(p.tokens) for p in parts)
+        self.log.error("degraded: no more drafts are asked for", cause=cause)
+        self.clock["degraded"] += 1
+        self.drafter = Prepared()
 
     async def _reserve(self, step: Step) -> bool:
         """Get slots for the step. If memory is short: wait for what is in flight, drop drafts, preempt."""
@@ -373,9 +308,11 @@ class Scheduler(Actor[SchedulerOptions]):
                 for part in step.parts:
                     part.tokens, part.parents = [], None
                 continue
-            victim = self.policy.victim(self.running)
-            self._preempt(victim)
-            step.parts = [p for p in step.parts if p.sequence is not victim]
+            victim = self.policy.victim(self.roster.running)
+            self.log.debug("preempted", request=victim.request.hex(), length=victim.total)
+            self.clock["preempted"] += 1
+            self.roster.preempt(victim)
+            step.keep([p for p in step.parts if p.sequence is not victim])
             if not step.parts:
                 return False
         return True
@@ -389,27 +326,20 @@ class Scheduler(Actor[SchedulerOptions]):
             if hit:  # at most total - 1: the last token is always computed
                 sequence.computed = sequence.planned = hit
                 parts[handle].restart(hit)
-        self.changes += unpack(reserved.changes).tolist()
-
-    def _preempt(self, victim: Sequence) -> None:
-        """Give a sequence's memory back; it will be computed anew from its ids."""
-        self.log.debug("preempted", request=victim.request.hex(), length=victim.total)
-        self.clock["preempted"] += 1
-        self._close([victim], "preempted")
-        self.running.remove(victim)
-        victim.rewind()
-        self.waiting.insert(0, victim)
+                step.keep(step.parts)
+        self.roster.changes += unpack(reserved.changes).tolist()
 
     # ---- finishing
 
     async def _finish(self, step: Step) -> None:
         """Await the verdict, apply it in one go, observe, commit, emit."""
         began = time.perf_counter()
-        verified = await self._verdict(step) if step.verified is not None else None
+        verified = await self._verdict(step) if step.verify is not None else None
         self.clock["wait_s"] += time.perf_counter() - began
         began = time.perf_counter()
-        kept, ids, emitted, finished = self._apply(step, verified)
-        if self.drafter.observes and "drafter" not in self.reopen:
+        kept, ids, emitted, finished = step.apply(verified)
+        self.clock["accepted"] += sum(map(len, kept))
+        if self.drafter.observes and "drafter" not in self.reopen | self.down:
             try:
                 await self.ask(self.peer("drafter"), step.observe(kept, ids), Observed, self.options.ask_timeout)
             except AskFailed:
@@ -417,16 +347,13 @@ class Scheduler(Actor[SchedulerOptions]):
         commit = step.commit(kept, ids)
         for kind in ("allocator", "executor", "drafter"):
             self.tell(self.peer(kind), commit)
-        for part in step.parts:
-            if part.last:
-                part.sequence.have = len(part.sequence.ids)
         if emitted:
-            self._emit(emitted)
+            self.roster.emit(emitted)
         for sequence, finish in finished:
-            self._end(sequence, finish, told=True)
-        for part in step.parts:
-            if part.sequence.cancelled and not part.sequence.flight and part.sequence.handle >= 0:
-                self._end(part.sequence, "cancelled")
+            self.roster.end(sequence, finish, told=True)
+        for sequence in [p.sequence for p in step.parts if p.sequence.cancelled]:
+            if not sequence.flight and sequence.handle >= 0:
+                self.roster.end(sequence, sequence.cancelled)
         now = time.perf_counter()
         self.clock["apply_s"] += now - began
         self.clock["wall_s"] += now - step.began
@@ -435,116 +362,26 @@ class Scheduler(Actor[SchedulerOptions]):
 
     async def _verdict(self, step: Step) -> Verified:
         """The verifier's answer; a verifier in a cell of its own may die and is asked again by its successor."""
-        assert step.verified is not None and step.verify is not None
         ends = time.monotonic() + self.options.ask_timeout
         while True:
+            while "verifier" in self.down:
+                self.wake.clear()
+                await asyncio.wait_for(self.wake.wait(), max(0.1, ends - time.monotonic()))
+            await self._revive()
+            if step.verified is None:
+                self._ask_verdict(step)
+                continue
             try:
                 return await step.verified
             except PeerRestarted:
                 if self.verifier.device or time.monotonic() > ends:
                     raise
-            self.wake.clear()
-            while "verifier" not in self.reopen:
-                await asyncio.wait_for(self.wake.wait(), max(0.1, ends - time.monotonic()))
-                self.wake.clear()
-            self._open_anew()
-            self.wake.set()
-            step.verified = self.site.post.request(
-                self.site.instance, self.peer("verifier"), step.verify, self.options.ask_timeout)
+                step.verified = None
 
-    def _apply(
-        self, step: Step, verified: Verified | None,
-    ) -> tuple[list[list[int]], list[list[int]], list[tuple[Sequence, int, list[int], str]], list[tuple[Sequence, str]]]:
-        """Take the verdict into the sequences, without awaiting: kept rows, committed ids, what to emit, who ended."""
-        columns = [unpack(c).tolist() for c in (verified.offsets, verified.ids, verified.kept_offsets, verified.kept)] \
-            if verified is not None else [[0], [], [0], []]
-        offsets, all_ids, kept_offsets, all_kept = columns
-        kept: list[list[int]] = []
-        committed: list[list[int]] = []
-        emitted: list[tuple[Sequence, int, list[int], str]] = []
-        finished: list[tuple[Sequence, str]] = []
-        r = 0
-        for part in step.parts:
-            sequence = part.sequence
-            sequence.flight -= 1
-            rows, ids, finish = [], [], ""
-            if part.last:
-                rows = all_kept[kept_offsets[r]:kept_offsets[r + 1]]
-                ids = all_ids[offsets[r]:offsets[r + 1]]
-                r += 1
-                sequence.unknown -= part.promised
-                if sequence.handle < 0 or sequence.cancelled or sequence.finish():
-                    ids, rows = [], []  # planned ahead of a stop: the token is no one's
-                else:
-                    index = sequence.generated
-                    ids, finish = sequence.append(ids)
-                    rows = rows[:max(0, len(ids) - 1)]
-                    self.clock["accepted"] += len(rows)
-                    emitted.append((sequence, index, ids, finish))
-            sequence.computed = part.start + part.count + len(rows)
-            if not sequence.flight:
-                sequence.planned = sequence.computed
-            if finish:
-                finished.append((sequence, finish))
-            kept.append(rows)
-            committed.append(ids)
-        return kept, committed, emitted, finished
-
-    def _end(self, sequence: Sequence, finish: str, told: bool = False) -> None:
-        """A request is over. With steps in flight its memory is given back when they have ended."""
-        if sequence.flight:
-            sequence.cancelled = sequence.cancelled or finish
-            if told:
-                self.known.pop(sequence.request, None)
-            return
-        if not told and self.known.get(sequence.request) is sequence:
-            self._emit([(sequence, sequence.generated, [], finish)])
-        self._drop(sequence, "cancelled" if finish == "cancelled" else "finished")
-
-    def _drop(self, sequence: Sequence, reason: str) -> None:
-        if self.known.get(sequence.request) is sequence:
-            del self.known[sequence.request]
-        if sequence.handle >= 0:
-            self._close([sequence], reason)
-            self.running.remove(sequence)
-            sequence.rewind()
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
-
-    # ---- telling
-
-    def _close(self, sequences: list[Sequence], reason: str) -> None:
-        message = Close(pack([s.handle for s in sequences]), reason)
-        for kind in ("allocator", "executor", "drafter", "verifier"):
-            self.tell(self.peer(kind), message)
-        for sequence in sequences:
-            self.handles.give(sequence.handle)
-
-    def _emit(self, items: list[tuple[Sequence, int, list[int], str]]) -> None:
-        """One Emit for each tokenizer concerned."""
-        for tokenizer in {s.tokenizer for s, *_ in items}:
-            mine = [i for i in items if i[0].tokenizer == tokenizer]
-            offsets = [0]
-            for _, _, ids, _ in mine:
-                offsets.append(offsets[-1] + len(ids))
-            self.tell(tokenizer, Emit(
-                tuple(s.request for s, *_ in mine), pack([index for _, index, _, _ in mine]), pack(offsets),
-                pack([t for _, _, ids, _ in mine for t in ids]), tuple(finish for *_, finish in mine)))
-
-    def _refuse(self, tokenizer: str, request: bytes, kind: str, reason: str, retry_after: float = 0.0) -> None:
-        self.tell(tokenizer, Refuse(request, kind, reason, retry_after))
-
-    def _open_anew(self) -> None:
-        kinds, self.reopen = self.reopen, set()
-        for kind in kinds:
-            self._open_at(kind, self.running)
-
-    def _open_at(self, kind: str, sequences: Iterable[Sequence]) -> None:
-        for sequence in sequences:
-            if sequence.handle >= 0:
-                self.tell(self.peer(kind), sequence.opening())
-                if kind == "drafter":
-                    sequence.have = len(sequence.ids)
+    def _ask_verdict(self, step: Step) -> None:
+        assert step.verify is not None
+        step.verified = self.site.post.request(
+            self.site.instance, self.peer("verifier"), step.verify, self.options.ask_timeout)
 
 
-__all__ = ["CONTROL", "Length", "Message", "Policy", "Scheduler", "SchedulerOptions"]
+__all__ = ["Length", "Policy", "Scheduler", "SchedulerOptions"]

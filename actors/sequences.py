@@ -15,8 +15,9 @@ class Sequence:
     """One sample of one request. Without steps in flight ``planned`` equals ``computed``."""
 
     __slots__ = (
-        "arrival", "cancelled", "computed", "flight", "granted", "handle", "have", "ids", "orphaned", "pending",
-        "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops", "tenant", "tokenizer", "unknown",
+        "arrival", "cancelled", "computed", "end", "flight", "granted", "handle", "have", "ids", "orphaned", "pending",
+        "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops", "tenant", "tokenizer", "total",
+        "unknown",
     )
 
     def __init__(self, admit: Admit, ids: list[int], tokenizer: str, stops: frozenset[int]):
@@ -36,6 +37,8 @@ class Sequence:
         self.have = 0  # ids that the drafter's mirror has
         self.flight = 0  # steps in flight
         self.unknown = 0  # tokens chosen on the device and not yet known on the host
+        self.total = len(ids)  # tokens that exist, the unknown ones included
+        self.end = self.prompt_length + self.sampling.max_tokens  # tokens of the whole request, if nothing stops it
         self.pending: tuple[int, int] | None = None  # (step, logit row) of the last unknown token
         self.cancelled = ""  # reason
         self.orphaned = 0.0  # monotonic second at which its tokenizer was lost; 0: it was not
@@ -47,14 +50,9 @@ class Sequence:
         return len(self.ids) - self.prompt_length
 
     @property
-    def total(self) -> int:
-        """Tokens that exist, those not yet known on the host included."""
-        return len(self.ids) + self.unknown
-
-    @property
     def left(self) -> int:
         """Tokens that may still be generated once the unknown ones are known."""
-        return self.sampling.max_tokens - (self.total - self.prompt_length)
+        return self.end - self.total
 
     @property
     def uncomputed(self) -> int:
@@ -68,19 +66,29 @@ class Sequence:
 
     def append(self, ids: list[int]) -> tuple[list[int], str]:
         """Take verified ids up to the first stop or the limit; what was taken, and the finish ("" goes on)."""
+        finish = ""
         for count, token in enumerate(ids, start=1):
             self.ids.append(token)
             if token in self.stops:
-                return ids[:count], "stop"
-            if self.generated >= self.sampling.max_tokens:
-                return ids[:count], "length"
-        return ids, ""
+                finish = "stop"
+            elif len(self.ids) >= self.end:
+                finish = "length"
+            if finish:
+                ids = ids[:count]
+                break
+        self.total = len(self.ids) + self.unknown
+        return ids, finish
 
     def finish(self) -> str:
         """Finish that the ids so far already mean: a resumed request may be complete."""
         if self.generated and self.ids[-1] in self.stops:
             return "stop"
-        return "length" if self.generated >= self.sampling.max_tokens else ""
+        return "length" if len(self.ids) >= self.end else ""
+
+    def continues(self, admit: Admit, ids: list[int]) -> bool:
+        """Whether a request that comes anew is this one as it was after ``ids``, and this one is not about to end."""
+        return (not self.cancelled and self.prompt_length == admit.prompt_length and self.ids[:len(ids)] == ids
+                and (self.sampling, self.seed, self.sample) == (admit.sampling, admit.seed, admit.sample))
 
     def rewind(self) -> None:
         """Forget all computed KV: preempted."""

@@ -1,11 +1,12 @@
-"""One step: which rows of which sequences, and the messages they become.
+"""One step: which rows of which sequences, the messages they become, and what the verdict makes of them.
 
 It knows neither queues nor who receives the messages.
 """
 
 import asyncio
+from typing import NamedTuple
 
-from antiphon.actors.columns import pack, unpack
+from antiphon.actors.columns import pack, ramp, unpack
 from antiphon.actors.protocol import Commit, Draft, Drafted, Execute, Executed, Observe, Reserve, Verified, Verify
 from antiphon.actors.sequences import Sequence
 
@@ -40,34 +41,48 @@ class Part:
         return self.count + len(self.tokens)
 
 
+class Outcome(NamedTuple):
+    """What a step leaves, by part: kept draft rows and committed ids. And what to emit, and who has ended how."""
+
+    kept: list[list[int]]
+    ids: list[list[int]]
+    emitted: list[tuple[Sequence, int, list[int], str]]  # sequence, ids before, new ids, finish
+    finished: list[tuple[Sequence, str]]
+
+
 class Step:
     """A composed step. ``verified`` is the verifier's answer on its way, None if no row predicts anything."""
 
     def __init__(self, number: int, parts: list[Part]):
         self.number = number
-        self.parts = parts
+        self.plain = False  # every part is one row without drafts: its columns need no loop
+        self.keep(parts)
         self.executed: Executed | None = None
         self.verify: Verify | None = None
         self.verified: asyncio.Future[Verified] | None = None
         self.began = 0.0
 
-    @property
-    def predicting(self) -> list[Part]:
-        """Parts whose last row predicts a token."""
-        return [p for p in self.parts if p.last]
+    def keep(self, parts: list[Part]) -> None:
+        """Go on with these parts only."""
+        self.parts = parts
+        self.predicting = [p for p in parts if p.last]  # their last row predicts a token
+        self.handles = pack([p.sequence.handle for p in parts])
 
     def draft(self, budgets: list[int]) -> Draft:
         """Ask for drafts for the parts that predict."""
-        parts = self.predicting
+        sequences = [p.sequence for p in self.predicting]
         offsets, ids = [0], []
-        for part in parts:
-            ids += part.sequence.ids[part.sequence.have:]
+        for sequence in sequences:
+            if sequence.have < len(sequence.ids):
+                ids += sequence.ids[sequence.have:]
             offsets.append(len(ids))
-        return Draft(self.number, pack([p.sequence.handle for p in parts]), pack([p.sequence.have for p in parts]),
-                     pack(offsets), pack(ids), pack(budgets))
+        return Draft(self.number, self._predicting(), pack([s.have for s in sequences]), pack(offsets), pack(ids),
+                     pack(budgets))
 
     def take_drafts(self, drafted: Drafted) -> set[int]:
         """Put the drafts into their parts; the handles whose mirror the drafter has lost."""
+        if not drafted.tokens and not drafted.lost:
+            return set()
         lost = set(unpack(drafted.lost).tolist())
         offsets, tokens = unpack(drafted.offsets).tolist(), unpack(drafted.tokens).tolist()
         parents = unpack(drafted.parents).tolist() if drafted.parents else None
@@ -84,15 +99,20 @@ class Step:
             return None
         parts = [p for p in self.parts if p.start + p.rows + ahead // 2 > p.sequence.granted]
         need = [p.start + p.rows for p in parts]
-        want = [n + min(ahead, max(0, p.sequence.left)) for n, p in zip(need, parts, strict=True)]
+        # Never beyond the request's end: the executor's tables are as wide as the model's context.
+        want = [max(n, min(n + ahead, p.sequence.end)) for n, p in zip(need, parts, strict=True)]
         return Reserve(self.number, pack([p.sequence.handle for p in parts]), pack(need), pack(want))
 
     def execute(self, changes: list[int], ticket: int, capture: tuple[str, ...], reduce: bool) -> Execute:
         """The rows for the executor; gives every predicting part its logit row."""
+        self.plain = all(p.count == 1 and p.last and not p.tokens for p in self.parts)
+        if self.plain:
+            return self._execute_plain(changes, ticket, capture, reduce)
         ids: list[int] = []
         positions: list[int] = []
         parents: list[int] = []
-        offsets, logit_rows = [0], []
+        offsets: list[int] = [0]
+        logit_rows: list[int] = []
         pending_step, tree = -1, any(p.parents is not None for p in self.parts)
         for part in self.parts:
             sequence, begin, start = part.sequence, len(ids), part.start
@@ -121,13 +141,32 @@ class Step:
                     parents += [part.count + parent for parent in local]
             offsets.append(len(ids))
         return Execute(
-            self.number, self._handles(), pack([p.start for p in self.parts]), pack(offsets), pack(ids),
+            self.number, self.handles, pack([p.start for p in self.parts]), pack(offsets), pack(ids),
             pack(positions), pack(parents) if tree else b"", pack(logit_rows), pack(changes), pending_step, ticket,
             capture, reduce, finish=not logit_rows,
         )
 
+    def _execute_plain(self, changes: list[int], ticket: int, capture: tuple[str, ...], reduce: bool) -> Execute:
+        rows = len(self.parts)
+        ids, pending_step = [], -1
+        for row, part in enumerate(self.parts):
+            part.logit_row = row
+            if part.start < len(part.sequence.ids):
+                ids.append(part.sequence.ids[part.start])
+            else:
+                assert part.pending is not None
+                pending_step, pending = part.pending
+                ids.append(-1 - pending)
+        starts = pack([p.start for p in self.parts])  # slots are positions
+        return Execute(self.number, self.handles, starts, ramp(rows + 1), pack(ids), starts, b"", ramp(rows),
+                       pack(changes), pending_step, ticket, capture, reduce)
+
     def to_verify(self, executed: Executed) -> Verify:
         """The predicting rows for the verifier."""
+        if self.plain:
+            rows = len(self.parts)
+            return Verify(self.number, self.handles, pack([p.start + 1 for p in self.parts]), ramp(rows + 1),
+                          bytes(4 * rows), b"", executed.logits, executed.frames)
         parts = self.predicting
         tree = any(p.parents is not None for p in parts)
         offsets, tokens, parents = [0], [], []
@@ -138,22 +177,77 @@ class Step:
                 parents += [-1, *(parent + 1 for parent in local)]
             offsets.append(len(tokens))
         return Verify(
-            self.number, pack([p.sequence.handle for p in parts]), pack([p.start + p.count for p in parts]),
+            self.number, self._predicting(), pack([p.start + p.count for p in parts]),
             pack(offsets), pack(tokens), pack(parents) if tree else b"", executed.logits, executed.frames,
         )
+
+    def launched(self, promise: bool) -> None:
+        """Note in the sequences that the step is in flight; with ``promise`` tokens to come may be planned upon."""
+        for part in self.parts:
+            sequence = part.sequence
+            sequence.flight += 1
+            sequence.planned += part.count
+            if promise and part.last and not part.tokens and sequence.total + 1 < sequence.end:
+                sequence.pending = (self.number, part.logit_row)
+                sequence.unknown += 1
+                sequence.total += 1
+                part.promised = True
+
+    def apply(self, verified: Verified | None) -> Outcome:
+        """Take the verdict into the sequences, in one go and without awaiting."""
+        columns = [unpack(c).tolist() for c in (verified.offsets, verified.ids, verified.kept_offsets, verified.kept)] \
+            if verified is not None else [[0], [], [0], []]
+        offsets, all_ids, kept_offsets, all_kept = columns
+        outcome = Outcome([], [], [], [])
+        r = 0
+        for part in self.parts:
+            sequence = part.sequence
+            sequence.flight -= 1
+            rows: list[int] = []
+            ids: list[int] = []
+            finish = ""
+            if part.last:
+                rows = all_kept[kept_offsets[r]:kept_offsets[r + 1]]
+                ids = all_ids[offsets[r]:offsets[r + 1]]
+                r += 1
+                sequence.unknown -= part.promised
+                if sequence.cancelled or sequence.finish():
+                    ids, rows = [], []  # planned ahead of a stop: the token is no one's
+                    sequence.total = len(sequence.ids) + sequence.unknown
+                else:
+                    index = sequence.generated
+                    ids, finish = sequence.append(ids)
+                    sequence.have = len(sequence.ids)
+                    if rows:
+                        rows = rows[:len(ids) - 1]
+                    outcome.emitted.append((sequence, index, ids, finish))
+            sequence.computed = part.start + part.count + len(rows)
+            if not sequence.flight:
+                sequence.planned = sequence.computed
+            if finish:
+                outcome.finished.append((sequence, finish))
+            outcome.kept.append(rows)
+            outcome.ids.append(ids)
+        return outcome
 
     def commit(self, kept: list[list[int]], ids: list[list[int]]) -> Commit:
         """What stays: per part the kept draft rows (local to the part's predicting row) and the committed ids.
 
         ``starts`` names the predicting row's slot, so that row i kept goes to ``start + i``.
         """
+        committed = [i for new in ids for i in new]
+        if self.plain and len(committed) == len(ids):
+            count = len(ids)
+            starts = [p.start for p in self.parts]
+            return Commit(self.number, self.handles, pack(starts), bytes(4 * count + 4), b"", ramp(count + 1),
+                          pack(committed), pack([start + 1 for start in starts]))
         kept_offsets, id_offsets = [0], [0]
         for rows, new in zip(kept, ids, strict=True):
             kept_offsets.append(kept_offsets[-1] + len(rows))
             id_offsets.append(id_offsets[-1] + len(new))
         return Commit(
-            self.number, self._handles(), pack([p.start + p.count - 1 for p in self.parts]), pack(kept_offsets),
-            pack([row for rows in kept for row in rows]), pack(id_offsets), pack([i for new in ids for i in new]),
+            self.number, self.handles, pack([p.start + p.count - 1 for p in self.parts]), pack(kept_offsets),
+            pack([row for rows in kept for row in rows]), pack(id_offsets), pack(committed),
             pack([p.start + p.count + len(rows) for p, rows in zip(self.parts, kept, strict=True)]),
         )
 
@@ -169,7 +263,10 @@ class Step:
             first = new[:1] or part.sequence.ids[part.start + part.count:part.start + part.count + 1] or [-1]
             following += [*inner, *first, *after]
             offsets.append(len(following))
-        return Observe(self.number, self._handles(), pack(offsets), self.executed.hidden, pack(following))
+        return Observe(self.number, self.handles, pack(offsets), self.executed.hidden, pack(following))
 
-    def _handles(self) -> bytes:
-        return pack([p.sequence.handle for p in self.parts])
+    def _predicting(self) -> bytes:
+        """Handles of the parts that predict."""
+        if len(self.predicting) == len(self.parts):
+            return self.handles
+        return pack([p.sequence.handle for p in self.predicting])

@@ -6,6 +6,7 @@ It does not know sampling, scheduling or devices; its state per request can be r
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from antiphon.actors.columns import pack, unpack
@@ -75,14 +76,14 @@ class TextError(ValueError):
 class _Entry:
     """A request between its gateway and the scheduler."""
 
-    __slots__ = ("cancelled", "decoder", "encoding", "gateway", "orphaned")
+    __slots__ = ("cancelled", "count", "decoder", "encoding", "gateway")
 
-    def __init__(self, gateway: str):
+    def __init__(self, gateway: str, count: int = 0):
         self.gateway = gateway
         self.decoder: Decoder | None = None  # set once the prompt's ids are known
+        self.count = count  # generated ids that the decoder has had, or that the gateway had before
         self.encoding = False
         self.cancelled = False
-        self.orphaned = False
 
 
 class TokenizerOptions(Options, frozen=True):
@@ -107,10 +108,14 @@ class Tokenizer(Actor[TokenizerOptions]):
         self.vocabulary: Vocabulary[Any] = site.plugin("vocabulary")
         self.entries: dict[bytes, _Entry] = {}
         self.workers = ThreadPoolExecutor(options.threads, thread_name_prefix="encode")
+        self.down = False  # the scheduler's cell died and is not back
+        self.most_id = 0  # ids from here on are refused before a decoder sees them
 
     async def start(self) -> None:
         """Read the vocabulary off the loop, so that the first request does not wait for it."""
-        await asyncio.get_running_loop().run_in_executor(self.workers, self.vocabulary.facts)
+        facts = await asyncio.get_running_loop().run_in_executor(self.workers, self.vocabulary.facts)
+        # Models pad their vocabulary beyond the tokenizer's; the scheduler knows by how much.
+        self.most_id = 2 * int(facts["size"]) + 1024
 
     async def stop(self, deadline: float) -> None:
         """Let the workers go."""
@@ -122,6 +127,8 @@ class Tokenizer(Actor[TokenizerOptions]):
 
     def on_generate(self, message: Generate) -> None:
         """Encode, on a worker thread if the text is long, then admit."""
+        if self.down:
+            return  # the gateway hears of the death too, and replays everything
         entry = self.entries[message.request] = _Entry(self.sender)
         if message.ids is not None:
             self._admit(message, entry, unpack(message.ids).tolist())
@@ -138,40 +145,47 @@ class Tokenizer(Actor[TokenizerOptions]):
 
     def on_resume(self, message: Resume) -> None:
         """Rebuild the text's state from the ids and admit."""
-        entry = self.entries[message.request] = _Entry(self.sender)
-        ids = [*unpack(message.prompt).tolist(), *unpack(message.ids).tolist()]
-        entry.decoder = self.vocabulary.decoder(ids)
-        self.tell(self.peer("scheduler"), Admit(message.request, message.tenant, pack(ids), len(message.prompt) // 4,
-                                                message.sampling, message.seed, message.sample))
+        if self.down:
+            return
+        prompt, done = unpack(message.prompt).tolist(), unpack(message.ids).tolist()
+        entry = self.entries[message.request] = _Entry(self.sender, len(done))
+        if self._decodable(message.request, entry, [*prompt, *done]):
+            self.tell(self.peer("scheduler"), Admit(
+                message.request, message.tenant, pack([*prompt, *done]), len(prompt), message.sampling, message.seed,
+                message.sample))
 
     def on_emit(self, message: Emit) -> None:
         """Add text to ids; one Delta for each gateway concerned."""
-        offsets = unpack(message.offsets)
-        ids = unpack(message.ids)
-        found: dict[str, list[tuple[int, str]]] = {}
+        offsets, index, ids = unpack(message.offsets).tolist(), unpack(message.index).tolist(), unpack(message.ids)
+        found: dict[str, list[tuple[int, int, str]]] = {}
+        cut = False
         for r, request in enumerate(message.requests):
             entry = self.entries.get(request)
-            if entry is None or entry.decoder is None:
+            # Ids that the entry has already are from before a Resume took the request over; a gap means that what
+            # the Resume asked for is still on its way.
+            known = entry.count - index[r] if entry is not None else -1
+            if entry is None or entry.decoder is None or not 0 <= known <= offsets[r + 1] - offsets[r]:
                 continue
-            text = entry.decoder.push(ids[offsets[r]:offsets[r + 1]].tolist())
+            new = ids[offsets[r] + known:offsets[r + 1]].tolist()
+            if not new and not message.finish[r]:
+                continue
+            cut = cut or known > 0
+            entry.count += len(new)
+            text = entry.decoder.push(new)
             if message.finish[r]:
                 text += entry.decoder.finish()
                 del self.entries[request]
-            found.setdefault(entry.gateway, []).append((r, text))
+            found.setdefault(entry.gateway, []).append((r, known, text))
         for gateway, rows in found.items():
-            if len(rows) == len(message.requests):  # the usual case: one gateway, nothing unknown
+            if len(rows) == len(message.requests) and not cut:  # the usual case: one gateway, nothing unknown
                 self.tell(gateway, Delta(message.requests, message.index, message.offsets, message.ids,
-                                         tuple(text for _, text in rows), message.finish))
+                                         tuple(text for *_, text in rows), message.finish))
                 continue
-            pieces = [ids[offsets[r]:offsets[r + 1]].tolist() for r, _ in rows]
-            ends = [0]
-            for piece in pieces:
-                ends.append(ends[-1] + len(piece))
-            index = unpack(message.index)
+            pieces = [ids[offsets[r] + known:offsets[r + 1]].tolist() for r, known, _ in rows]
             self.tell(gateway, Delta(
-                tuple(message.requests[r] for r, _ in rows), pack([int(index[r]) for r, _ in rows]), pack(ends),
-                pack([i for piece in pieces for i in piece]), tuple(text for _, text in rows),
-                tuple(message.finish[r] for r, _ in rows)))
+                tuple(message.requests[r] for r, *_ in rows), pack([index[r] + known for r, known, _ in rows]),
+                pack([0, *accumulate(map(len, pieces))]), pack([i for piece in pieces for i in piece]),
+                tuple(text for *_, text in rows), tuple(message.finish[r] for r, *_ in rows)))
 
     def on_cancel(self, message: Cancel) -> None:
         """Pass on; a request that is still being encoded ends here."""
@@ -191,11 +205,16 @@ class Tokenizer(Actor[TokenizerOptions]):
         return Report(self.facts())
 
     def on_peer(self, instance: str, kind: str, up: bool) -> None:
-        """Requests of a gateway that died wait for their clients to resume them, but not for ever."""
+        """Forget what a dead scheduler had; its gateway replays it. A dead gateway's requests wait for their clients.
+
+        They do not wait for ever: a client that does not come back within the grace cannot cancel.
+        """
+        if instance == self.peer("scheduler"):
+            self.down = not up
+            if self.down:
+                self.entries.clear()
         if kind == "gateway" and not up:
             orphans = {r: e for r, e in self.entries.items() if e.gateway == instance}
-            for entry in orphans.values():
-                entry.orphaned = True
             asyncio.get_running_loop().call_later(self.options.orphan_grace, self._cancel_orphans, orphans)
 
     def _cancel_orphans(self, orphans: dict[bytes, _Entry]) -> None:
@@ -230,11 +249,20 @@ class Tokenizer(Actor[TokenizerOptions]):
 
     def _admit(self, message: Generate, entry: _Entry, ids: list[int]) -> None:
         """Tell the gateway what was accepted before the scheduler hears of it."""
-        entry.decoder = self.vocabulary.decoder(ids)
+        if not self._decodable(message.request, entry, ids):
+            return
         column = pack(ids)
         self.tell(entry.gateway, Accepted(message.request, column))
         self.tell(self.peer("scheduler"), Admit(message.request, message.tenant, column, len(ids), message.sampling,
                                                 message.seed, message.sample))
+
+    def _decodable(self, request: bytes, entry: _Entry, ids: list[int]) -> bool:
+        """Begin the entry's text after ``ids``, or refuse ids that no vocabulary of this size has."""
+        if ids and not (min(ids) >= 0 and max(ids) < self.most_id):
+            self._refuse(request, entry, "invalid", f"token ids {min(ids)}..{max(ids)} are not of this model's")
+            return False
+        entry.decoder = self.vocabulary.decoder(ids)
+        return True
 
     def _refuse(self, request: bytes, entry: _Entry, kind: str, reason: str) -> None:
         self.entries.pop(request, None)

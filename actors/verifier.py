@@ -4,6 +4,7 @@ It does not know how drafts were made, nor where the KV of their rows lies.
 """
 
 import asyncio
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -136,7 +137,7 @@ def _offsets(counts: I32) -> I32:
 
 def _depths(parents: I32, offsets: I32) -> I32:
     depth = np.zeros(len(parents), dtype=np.int32)
-    for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for begin, end in pairwise(offsets):
         for row in range(begin + 1, end):
             depth[row] = depth[begin + parents[row]] + 1
     return depth

@@ -4,6 +4,7 @@ It does not know sockets or processes: ``Post`` (post.py) carries what an actor 
 """
 
 import asyncio
+import inspect
 import re
 import time
 import traceback
@@ -12,6 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
+from antiphon.runtime import trace
+from antiphon.runtime.errors import Overloaded
 from antiphon.runtime.message import CONTROL, DATA, Message
 from antiphon.runtime.plugin import O, Options, Plugin
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from antiphon.runtime.post import Post
 
 R = TypeVar("R", bound=Message)
+TURNS = 256  # turns of one actor in a row before the loop gets one
+MAILBOX = 65536  # directly delivered messages that may wait for an actor before their sender is told Overloaded
 
 
 class Actor(Generic[O]):
@@ -46,6 +51,8 @@ class Actor(Generic[O]):
                 cls.options_type = get_args(base)[0]
         cls.handlers = dict(cls.handlers)
         for name in dir(cls):
+            if name.startswith("on_") and inspect.iscoroutinefunction(getattr(cls, name)):
+                raise TypeError(f"{cls.__name__}.{name} is async, but turns never await: return a future")
             if name.startswith("on_") and name != "on_peer":
                 for message in _messages_of(cls, name):
                     cls.handlers[message] = name
@@ -63,7 +70,10 @@ class Actor(Generic[O]):
         """Finish what is open until ``deadline`` (seconds from now) and release what is held."""
 
     def on_peer(self, instance: str, kind: str, up: bool) -> None:
-        """Another actor's cell died (``up`` false) or a new incarnation is ready."""
+        """Another actor's cell died (``up`` false) or a new incarnation is ready. A turn on the control lane.
+
+        Once ``up`` is false nothing that the dead incarnation sent is handled any more.
+        """
 
     @classmethod
     def crossing(cls, kind: str, options: dict[str, Any], sections: dict[str, Any]) -> str:
@@ -78,9 +88,9 @@ class Actor(Generic[O]):
         """Send to an instance; a failure of its handler is its own."""
         self.site.post.tell(self.site.instance, to, message, lane)
 
-    async def ask(self, to: str, message: Message, reply: type[R], timeout: float = 30.0) -> R:
+    async def ask(self, to: str, message: Message, reply: type[R], timeout: float = 30.0, lane: int = DATA) -> R:
         """Send and await the typed reply. Raises AskFailed with the cause, AskTimeout, PeerRestarted."""
-        answer = await self.site.post.ask(self.site.instance, to, message, timeout)
+        answer = await self.site.post.ask(self.site.instance, to, message, timeout, lane)
         if type(answer) is not reply:
             raise TypeError(f"{to} answered {type(message).__name__} with {type(answer).__name__}")
         return answer
@@ -125,6 +135,7 @@ class ActorSite:
         self.services: dict[str, Any] = {}
         self.built: dict[str, Plugin[Any]] = {}
         self.builder: Callable[[str, Mapping[str, Any]], Any] | None = None
+        self.keeper: Callable[[str], None] | None = None
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -143,6 +154,11 @@ class ActorSite:
         if self.builder is None:
             raise LookupError("this site builds no plugins")
         return self.builder(kind, use)
+
+    def leaves(self, path: str) -> None:
+        """A file that the actor makes (a socket of its door): removed when the cell ends, however it ends."""
+        if self.keeper is not None:
+            self.keeper(path)
 
     def plugin(self, kind: str) -> Any:
         """The actor's own plugin of a kind it hosts."""
@@ -168,15 +184,25 @@ class ActorSite:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class PeerNews(Message, frozen=True):
+    """An actor's cell died or is ready again. No wire carries it: the cell's agent puts it into mailboxes."""
+
+    instance: str
+    kind: str
+    up: bool
+
+
 class Envelope:
-    """A message on its way to one actor. ``answer(reply, cause)`` is set for an ask."""
+    """A message on its way to one actor. ``answer(reply, cause)``: it is an ask. ``cell``: a socket brought it."""
 
-    __slots__ = ("answer", "message", "sender")
+    __slots__ = ("answer", "cell", "message", "sender")
 
-    def __init__(self, sender: str, message: Message, answer: "Callable[[Any, BaseException | None], None] | None"):
+    def __init__(self, sender: str, message: Message, answer: "Callable[[Any, BaseException | None], None] | None",
+                 cell: str = ""):
         self.sender = sender
         self.message = message
         self.answer = answer
+        self.cell = cell
 
 
 class Runner:
@@ -187,70 +213,144 @@ class Runner:
         self.control: deque[Envelope] = deque()
         self.data: deque[Envelope] = deque()
         self.opened = False
-        self.running = False
+        self.running = False  # a turn runs, or other code of the actor is sending
         self.turns = 0
         self.progress = time.monotonic()
+        self.consumed: Callable[[str], None] | None = None  # told the cell whose counted message had its turn
         self._failed = failed
         self._handlers = {t: getattr(actor, name) for t, name in actor.handlers.items()}
+        self._handlers[PeerNews] = lambda news: actor.on_peer(news.instance, news.kind, news.up)
+        self._resuming: asyncio.Handle | None = None
 
     def open(self) -> None:
         """Let turns run, beginning with what has arrived meanwhile."""
         self.opened = True
-        self._drain()
+        self.drain()
 
     def close(self) -> None:
         """Run no further turns; what arrives waits."""
         self.opened = False
 
-    def deliver(self, envelope: Envelope, lane: int) -> None:
-        """Take a message; its turn runs now unless another one is running."""
+    def takes(self, kind: type[Message]) -> bool:
+        """Whether the actor has a handler for it."""
+        return kind in self.actor.handlers
+
+    def put(self, envelope: Envelope, lane: int) -> None:
+        """Take a message; its turn comes with the next ``drain``."""
         (self.control if lane == CONTROL else self.data).append(envelope)
+
+    def deliver(self, envelope: Envelope, lane: int) -> None:
+        """Take a message; its turn runs now unless another one is running. Raises Overloaded."""
+        if (self.running or not self.opened) and self.waiting() >= MAILBOX:
+            raise Overloaded(f"{self.actor.site.instance} takes no messages: {MAILBOX} wait for it")
+        self.put(envelope, lane)
         if self.opened and not self.running:
-            self._drain()
+            self.drain()
 
     def waiting(self) -> int:
         """Messages that wait for their turn."""
         return len(self.control) + len(self.data)
 
-    def _drain(self) -> None:
+    def forget(self, cell: str) -> None:
+        """Drop what waits from a cell that is dead."""
+        for lane in (self.control, self.data):
+            if lane:
+                kept = [envelope for envelope in lane if envelope.cell != cell]
+                lane.clear()
+                lane.extend(kept)
+
+    def enter(self) -> bool:
+        """The actor's code outside a turn begins to hand something over; false if a turn is running anyway.
+
+        What comes back to the actor meanwhile waits as it would with a socket in between.
+        """
+        if self.running:
+            return False
         self.running = True
-        while self.opened and (self.control or self.data):
-            self._turn(self.control.popleft() if self.control else self.data.popleft())
+        return True
+
+    def leave(self) -> None:
+        """That code goes on; what came meanwhile has its turn once the loop is back."""
         self.running = False
+        self._resume_later()
+
+    def drain(self) -> None:
+        """Run the turns of what waits."""
+        if self.running:
+            return
+        self.running = True
+        try:
+            for _ in range(TURNS):
+                if not self.opened:
+                    return
+                if self.control:
+                    self._turn(self.control.popleft())
+                elif self.data:
+                    self._turn(envelope := self.data.popleft())
+                    if envelope.cell and self.consumed is not None:
+                        self.consumed(envelope.cell)
+                else:
+                    return
+        finally:
+            self.running = False
+        self._resume_later()
+
+    def _resume_later(self) -> None:
+        if self.opened and self._resuming is None and (self.control or self.data):
+            self._resuming = asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = None
+        self.drain()
 
     def _turn(self, envelope: Envelope) -> None:
         actor = self.actor
         actor.sender = envelope.sender
         self.turns += 1
         answer = envelope.answer
+        began = trace.now() if trace.enabled else 0.0
         try:
             result = self._handlers[type(envelope.message)](envelope.message)
-        except Exception as cause:  # noqa: BLE001 - the one place where a handler's failure is judged
-            actor.log.error("handler failed", message_type=type(envelope.message).__name__, cause=repr(cause),
-                            trace=traceback.format_exc())
-            if answer is not None:
-                answer(None, cause)
+        # The one place where a handler's failure is judged; neither sys.exit nor a foreign cancellation ends the loop.
+        except (Exception, SystemExit, asyncio.CancelledError) as cause:  # noqa: BLE001
+            if answer is None:
+                self._fail(cause)
             else:
-                self._failed(actor.site.instance, cause)
+                actor.log.error("handler failed", message_type=type(envelope.message).__name__, cause=repr(cause),
+                                trace=traceback.format_exc())
+                answer(None, cause)
         else:
-            if answer is not None:
-                if isinstance(result, asyncio.Future):
-                    result.add_done_callback(lambda f: _answer_later(f, answer))
-                else:
-                    answer(result, None)
-            elif isinstance(result, asyncio.Future):
-                result.add_done_callback(self._told_later)
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(self._told_later if answer is None else
+                                         lambda future: self._answer_later(future, envelope.message, answer))
+            elif answer is not None:
+                self._answer(result, envelope.message, answer)
         self.progress = time.monotonic()
+        if trace.enabled:
+            trace.point(actor.site.instance, type(envelope.message).__name__, began)
+
+    def _fail(self, cause: BaseException) -> None:
+        # Its state is in doubt: no further turn, whatever still waits.
+        self.close()
+        self._failed(self.actor.site.instance, cause)
 
     def _told_later(self, future: "asyncio.Future[Any]") -> None:
         if not future.cancelled() and (cause := future.exception()) is not None:
-            self._failed(self.actor.site.instance, cause)
+            self._fail(cause)
 
+    def _answer(self, result: Any, message: Message, answer: Callable[[Any, BaseException | None], None]) -> None:
+        if type(result) is message.reply:
+            answer(result, None)
+            return
+        wanted = message.reply.__name__ if message.reply is not None else "nothing"
+        answer(None, TypeError(f"{self.actor.site.instance} answers {type(message).__name__} with "
+                               f"{type(result).__name__}, not {wanted}"))
 
-def _answer_later(future: "asyncio.Future[Any]", answer: Callable[[Any, BaseException | None], None]) -> None:
-    if future.cancelled():
-        answer(None, RuntimeError("cancelled"))
-    elif (cause := future.exception()) is not None:
-        answer(None, cause)
-    else:
-        answer(future.result(), None)
+    def _answer_later(self, future: "asyncio.Future[Any]", message: Message,
+                      answer: Callable[[Any, BaseException | None], None]) -> None:
+        if future.cancelled():
+            answer(None, RuntimeError("cancelled"))
+        elif (cause := future.exception()) is not None:
+            answer(None, cause)
+        else:
+            self._answer(future.result(), message, answer)

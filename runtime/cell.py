@@ -5,107 +5,50 @@ It does not know what its actors do. Run by the root as a process, or inside a p
 
 import asyncio
 import os
+import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
 from antiphon.runtime import assembly, log, trace
-from antiphon.runtime.actor import Actor, ActorSite, Runner
-from antiphon.runtime.graph import Plan
+from antiphon.runtime.actor import Actor, ActorSite, Envelope, PeerNews, Runner
+from antiphon.runtime.directory import remove
+from antiphon.runtime.errors import CellFailed
 from antiphon.runtime.link import Inbox
-from antiphon.runtime.message import CONTROL, Message, digest
+from antiphon.runtime.message import CONTROL, TELL, Codec, Header
+from antiphon.runtime.orders import (
+    ROOT,
+    ActorFailed,
+    Begin,
+    CellSpec,
+    Halt,
+    Halted,
+    Health,
+    Joined,
+    Left,
+    Noted,
+    Peers,
+    Probe,
+    Ready,
+    address,
+    schema,
+)
 from antiphon.runtime.plugin import Options
 from antiphon.runtime.post import Peer, Post
+from antiphon.runtime.process import FAILED
+from antiphon.runtime.watchdog import Watchdog
 
-ROOT = "@root"
 # The device thread dispatches operators in Python while the loop answers messages. With the default of 5 ms the
 # loop can wait that long for the GIL at each hop; 0.2 ms bounds a hop and costs a switch per 0.2 ms at worst.
 SWITCH_INTERVAL = 0.0002
+ORPHANED = 71  # exit code of a cell whose root is dead
 
-
-class CellSpec(msgspec.Struct, frozen=True):
-    """What a cell's process is told on its standard input."""
-
-    plan: Plan
-    name: str
-    epoch: int
-    directory: str  # of the deployment's sockets, mode 0700
-    root_epoch: int
-
-
-class Joined(Message, frozen=True):
-    """A cell's sockets are bound; the digest binds cells of one deployment to the same messages."""
-
-    cell: str
-    epoch: int
-    digest: str
-
-
-class Ready(Message, frozen=True):
-    """A cell's actors have started."""
-
-    cell: str
-    epoch: int
-
-
-class ActorFailed(Message, frozen=True):
-    """An actor's own failure: the cell ends after saying so."""
-
-    cell: str
-    epoch: int
-    instance: str
-    cause: str
-
-
-class Noted(Message, frozen=True):
-    """Answers Peers."""
-
-
-class Peers(Message, frozen=True):
-    """All cells that are up: name -> address and epoch."""
-
-    peers: dict[str, Peer]
-    ready: tuple[str, ...]
-    reply = Noted
-
-
-class Begin(Message, frozen=True):
-    """Start the actors."""
-
-
-class Halted(Message, frozen=True):
-    """Answers Halt: the actors have stopped, the process is about to end."""
-
-
-class Halt(Message, frozen=True):
-    """Stop the actors, draining until ``deadline`` seconds from now."""
-
-    deadline: float
-    reply = Halted
-
-
-class Health(Message, frozen=True):
-    """By instance: seconds since the last progress while messages wait (0 when none do), waiting messages."""
-
-    stalled: dict[str, float]
-    waiting: dict[str, int]
-
-
-class Probe(Message, frozen=True):
-    """Ask a cell for its health."""
-
-    reply = Health
-
-
-def address(directory: str, cell: str, epoch: int) -> str:
-    """A cell's inbox; a new incarnation has a new one, so nothing old can reach it."""
-    return f"ipc://{directory}/{cell}.{epoch}"
 
 
 class Agent(Actor[Options]):
@@ -116,26 +59,32 @@ class Agent(Actor[Options]):
     def __init__(self, site: ActorSite, cell: "Cell"):
         super().__init__(Options(), site)
         self.cell = cell
+        self.starting: asyncio.Task[None] | None = None
 
     def on_peers(self, message: Peers) -> Noted:
         """Connect to new incarnations, forget dead ones, tell the actors."""
+        self.cell.post.degraded = message.degraded
         self.cell.update(message.peers, message.ready)
         return Noted()
 
     def on_begin(self, message: Begin) -> None:
         """Start the actors."""
-        self.spawn(self.cell.start(), "start")
+        self.starting = self.spawn(self.cell.start(), "start")
 
     def on_halt(self, message: Halt) -> "asyncio.Future[Halted]":
         """Stop the actors."""
+        halted: asyncio.Future[Halted] = asyncio.get_running_loop().create_future()
+        self.spawn(self._halt(message.deadline, halted), "halt")
+        return halted
 
-        async def halt() -> Halted:
-            await self.cell.stop(message.deadline)
-            # The reply leaves first; the process ends on the next turns of the loop.
-            asyncio.get_running_loop().call_later(0.05, self.cell.halted)
-            return Halted()
-
-        return asyncio.ensure_future(halt())
+    async def _halt(self, deadline: float, halted: "asyncio.Future[Halted]") -> None:
+        if self.starting is not None:
+            self.starting.cancel()
+            await asyncio.gather(self.starting, return_exceptions=True)
+        await self.cell.stop(deadline)
+        halted.set_result(Halted())
+        await asyncio.sleep(0.01)  # the reply leaves first
+        self.cell.halted()
 
     def on_probe(self, message: Probe) -> Health:
         """Report progress."""
@@ -146,7 +95,7 @@ class Agent(Actor[Options]):
 
 
 class Cell:
-    """Builds, starts and stops the actors of one cell.
+    """Builds, starts and stops the actors of one cell: ``build``, then ``start``, then ``stop``, then ``close``.
 
     ``failed`` is called with (instance, cause) when an actor fails, ``halted`` when the root has stopped the cell.
     With ``inproc`` the cell binds no address that another process could reach.
@@ -161,56 +110,85 @@ class Cell:
         self.context.set(zmq.MAX_SOCKETS, 4096)
         self.runners: dict[str, Runner] = {}
         self.ready: frozenset[str] = frozenset()
-        self._failed = failed
+        self.files: set[str] = set()  # made by actors; gone when the cell is
+        self._report = failed
+        self._begun: list[str] = []
         self._services: dict[str, Any] = {}
-        plan = spec.plan
+        self._watchdog: Watchdog | None = None
         inner = f"inproc://{inproc or spec.name}"
-        inbox = Inbox(self.context, [inner, *([] if inproc else [address(spec.directory, spec.name, spec.epoch)])])
-        self.post = Post(spec.name, spec.epoch, inbox, plan.delivery == "direct", self.log)
+        try:
+            inbox = Inbox(self.context, [inner, *([] if inproc else [address(spec.directory, spec.name, spec.epoch)])])
+        except zmq.ZMQError:
+            self.context.destroy(linger=0)
+            raise
+        self.post = Post(spec.name, spec.epoch, inbox, spec.plan.delivery == "direct", self.log)
         self.post.connect(spec.name, Peer(inner, spec.epoch))
-        for instance, actor in plan.actors.items():
+        for instance, actor in spec.plan.actors.items():
             self.post.where[instance] = actor.cell
-        for name in plan.cells:
+        for name in spec.plan.cells:
             self.post.where[f"@{name}"] = name
         self._host(f"@{spec.name}", lambda site: Agent(site, self))
-        for instance in plan.cells[spec.name].actors:
-            self._host(instance, lambda site, i=instance: assembly.build(plan, i, site))  # type: ignore[misc]
-        self.runners[f"@{spec.name}"].open()
 
-    def digest(self) -> str:
-        """Schema digest of every message this version's actors of the plan take."""
-        return digest(t for i in self.spec.plan.actors for t in assembly.actor_class(self.spec.plan, i).handlers)
+    def build(self) -> bool:
+        """Make the actors and begin to listen to the root. False: one cannot be made, and ``failed`` knows why."""
+        for instance in self.spec.plan.cells[self.spec.name].actors:
+            try:
+                self._host(instance, lambda site, i=instance: assembly.build(self.spec.plan, i, site))  # type: ignore[misc]
+            except Exception as cause:  # noqa: BLE001 - whatever an actor's code raises, it is told to the root
+                self._failed(instance, cause)
+                return False
+        self.runners[f"@{self.spec.name}"].open()
+        return True
 
     async def start(self) -> None:
-        """Start the actors in order and open their mailboxes."""
-        plan = self.spec.plan
-        for instance in plan.cells[self.spec.name].actors:
+        """Start the actors in order and open their mailboxes. What goes wrong is told to ``failed``."""
+        deadline = self.spec.plan.deadlines.start
+        ends = time.monotonic() + deadline
+        self._watch(deadline + 1.0)
+        for instance in self.spec.plan.cells[self.spec.name].actors:
             runner = self.runners[instance]
             began = time.monotonic()
-            await asyncio.wait_for(runner.actor.start(), plan.deadlines.start)
+            self._begun.append(instance)
+            starting = asyncio.get_running_loop().create_task(runner.actor.start(), name=f"{instance}:start")
+            try:
+                await asyncio.wait_for(starting, max(0.001, ends - began))
+            except (Exception, asyncio.CancelledError) as cause:
+                task = asyncio.current_task()
+                if isinstance(cause, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # told to stop
+                late = isinstance(cause, TimeoutError) and time.monotonic() >= ends
+                self._failed(instance, CellFailed(f"not started within {deadline:g} s") if late else cause)
+                return
             runner.open()
             self.log.debug("actor started", actor=instance, seconds=round(time.monotonic() - began, 3))
         if "root" in self.post.peers:
             self.post.tell(f"@{self.spec.name}", ROOT, Ready(self.spec.name, self.spec.epoch), CONTROL)
 
+        self._watch(self.spec.plan.deadlines.stall)
+
     async def stop(self, deadline: float) -> None:
-        """Stop the actors, users before the used, each within what is left of ``deadline`` seconds."""
+        """Stop the actors whose start began, users before the used, within what is left of ``deadline`` seconds."""
         ends = time.monotonic() + deadline
-        for instance in reversed(self.spec.plan.cells[self.spec.name].actors):
+        while self._begun:
+            instance = self._begun.pop()
             runner = self.runners[instance]
             left = max(0.1, ends - time.monotonic())
             try:
                 await asyncio.wait_for(runner.actor.stop(left), left + 0.5)
             except TimeoutError:
                 self.log.warning("actor did not stop in time", actor=instance)
+            except Exception as cause:  # noqa: BLE001 - the others must be stopped all the same
+                self.log.error("actor failed to stop", actor=instance, cause=repr(cause), trace=_trace(cause))
             await runner.actor.site.cancel_tasks()
             runner.close()
         trace.write(self.spec.name)
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Close the sockets and remove what the actors left."""
+        self._watch(0.0)
         self.post.close()
         self.context.destroy(linger=200)
+        remove(self.files)
 
     def update(self, peers: dict[str, Peer], ready: tuple[str, ...]) -> None:
         """Take the root's list of cells; actors hear of deaths and of incarnations that became ready."""
@@ -234,20 +212,62 @@ class Cell:
         for name, runner in self.runners.items():
             if not name.startswith("@"):
                 for instance in self.spec.plan.cells[cell].actors:
-                    runner.actor.on_peer(instance, self.spec.plan.actors[instance].kind, up)
+                    news = PeerNews(instance, self.spec.plan.actors[instance].kind, up)
+                    runner.put(Envelope(instance, news, None), CONTROL)
+                runner.drain()
 
     def _host(self, instance: str, make: Callable[[ActorSite], Actor[Any]]) -> None:
         actor_plan = self.spec.plan.actors.get(instance)
         site = ActorSite(instance, self.post, self.log.bind(actor=instance),
                          dict(actor_plan.edges) if actor_plan else {}, self._failed)
         site.services = self._services
+        site.keeper = self._keep
         actor = make(site)
         runner = self.runners[instance] = Runner(actor, self._failed)
         self.post.host(instance, runner)
 
+    def _failed(self, instance: str, cause: BaseException) -> None:
+        if (runner := self.runners.get(instance)) is not None:
+            runner.close()
+        self.log.error("actor failed", actor=instance, cause=repr(cause), trace=_trace(cause))
+        self._report(instance, cause)
 
-async def run(spec: CellSpec) -> int:
-    """A cell's process: join the root, do what it says, end when it says or when an actor fails."""
+    def _keep(self, path: str) -> None:
+        self.files.add(path)
+        if "root" in self.post.peers:
+            self.post.tell(f"@{self.spec.name}", ROOT, Left(path), CONTROL)
+
+    def _watch(self, limit: float) -> None:
+        """Let a stuck loop end the process after ``limit`` seconds; never inside somebody's program."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+        self._watchdog = Watchdog(limit, self._stuck) if limit and "root" in self.post.peers else None
+
+    def _stuck(self, instance: str, cause: str, stack: str) -> None:
+        """On the watchdog's thread: the loop and its sockets cannot be used, so the root is told over a new one."""
+        self.log.error("cell is stuck", culprit=instance, cause=cause, trace=stack)
+        header = Header(TELL, ROOT, f"@{self.spec.name}", self.spec.name, self.spec.epoch, CONTROL,
+                        target_epoch=self.spec.root_epoch)
+        body = Codec(()).encode(ActorFailed(self.spec.name, self.spec.epoch, instance, cause))
+        context = zmq.Context()
+        with context.socket(zmq.DEALER) as socket:
+            socket.connect(address(self.spec.directory, "root", self.spec.root_epoch))
+            socket.send_multipart([msgspec.msgpack.encode(header), *body])
+            socket.set(zmq.LINGER, 1000)
+        context.term()
+        remove(self.files)
+        os._exit(FAILED)
+
+
+def _trace(cause: BaseException) -> str:
+    return "".join(traceback.format_exception(cause))
+
+
+async def run(spec: CellSpec, files: set[str] | None = None) -> int:
+    """A cell's process: join the root, do what it says, end when it says or when an actor fails.
+
+    ``files``: filled with what must be removed should the process end by another way.
+    """
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     me = f"@{spec.name}"
 
@@ -257,17 +277,22 @@ async def run(spec: CellSpec) -> int:
 
     def failed(instance: str, cause: BaseException) -> None:
         if not ended.done():
-            cell.log.error("actor failed", actor=instance, cause=repr(cause))
             cell.post.tell(me, ROOT, ActorFailed(spec.name, spec.epoch, instance, repr(cause)), CONTROL)
-            end(70)
+            end(FAILED)
 
     cell = Cell(spec, failed, halted=lambda: end(0))
-    cell.post.where[ROOT] = "root"
-    cell.post.connect("root", Peer(address(spec.directory, "root", spec.root_epoch), spec.root_epoch))
-    cell.post.tell(me, ROOT, Joined(spec.name, spec.epoch, cell.digest()), CONTROL)
-    code = await ended
-    await asyncio.sleep(0.02 if code else 0)
-    cell.close()
+    if files is not None:
+        cell.files = files
+    try:
+        cell.post.where[ROOT] = "root"
+        cell.post.connect("root", Peer(address(spec.directory, "root", spec.root_epoch), spec.root_epoch))
+        if cell.build():
+            cell.post.tell(me, ROOT, Joined(spec.name, spec.epoch, schema(spec.plan)), CONTROL)
+        code = await ended
+        if code:
+            trace.write(spec.name)
+    finally:
+        cell.close()  # what was told to the root has 200 ms to leave
     return code
 
 
@@ -281,29 +306,32 @@ def main() -> int:
 
     import uvloop
 
-    line = sys.stdin.buffer.readline()
-    spec = msgspec.json.decode(line, type=CellSpec)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the root decides when to stop
-    threading.Thread(target=_watch_root, args=(spec.directory,), daemon=True).start()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return ORPHANED  # before we knew what to do
+    spec = msgspec.json.decode(line, type=CellSpec)
+    files: set[str] = set()
+    threading.Thread(target=_watch_root, args=(spec.directory, files), name="root", daemon=True).start()
     options = spec.plan.log
-    log.configure(options.level, options.format, options.prompts)
+    log.configure(options.level, options.format, options.prompts, everywhere=True)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.set_threshold(50_000, 20, 20)  # messages are gc-free structs; frequent young collections only add jitter
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(spec))
+        return runner.run(run(spec, files))
 
 
-def _watch_root(directory: str) -> None:
-    # A thread, so that a loop that is busy or stuck does not outlive the root.
+def _watch_root(directory: str, files: set[str]) -> None:
+    # A thread, so that a loop that is busy or stuck does not outlive the root. No farewell to clients: they resume
+    # at the next deployment, whereas a refusal would be final.
     try:
         while os.read(0, 4096):
             pass
     finally:
-        import shutil
-
-        shutil.rmtree(Path(directory), ignore_errors=True)
-        os._exit(71)
+        remove(files)
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(ORPHANED)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ class Counters(dict[str, int]):
 
 POST = (
     "tells",
+    "tells_dropped",
     "asks",
     "asks_failed",
     "asks_timed_out",
+    "replies_dropped",
     "frames_in",
     "frames_out",
     "frames_bad",

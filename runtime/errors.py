@@ -49,12 +49,19 @@ class Overloaded(AskFailed):
     """Seen by the sender: the peer takes no more messages (credits and outbox are used up)."""
 
 
+class Oversized(AskFailed):
+    """Seen by the sender: a message whose frames are too many or too long to travel."""
+
+
 class BadFrame(RuntimeFault):
     """Seen in counters and the log only: a frame that does not decode costs that frame."""
 
 
 class CellFailed(RuntimeFault):
-    """Seen by the root's supervisor: a cell ended by itself; names the actor and the cause where known."""
+    """Seen by whoever runs a cell (the root, an embedding program): it could not start or has ended by itself.
+
+    Names the actor and the cause where known.
+    """
 
 
 class Escalated(RuntimeFault):

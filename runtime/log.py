@@ -5,19 +5,24 @@ It does not know what is logged; it hides the values of the keys that carry user
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
 
-PRIVATE = frozenset({"prompt", "text", "ids", "tokens", "messages"})
+PRIVATE = frozenset({
+    "prompt", "prompts", "text", "texts", "ids", "prompt_ids", "tokens", "messages", "content", "output", "completion",
+})
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+DEEPEST = 6  # levels of nested values that are looked through; what lies deeper is hidden
 
 
-def configure(level: str = "info", style: str = "auto", prompts: bool = False) -> None:
-    """Set up the process's logging on stderr. ``style``: console, json, or auto (console on a terminal)."""
+def configure(level: str = "info", style: str = "auto", prompts: bool = False, everywhere: bool = False) -> None:
+    """Set up the loggers made from now on, on stderr. ``style``: console, json, or auto (console on a terminal).
+
+    ``everywhere``: also structlog's own defaults, in a process that is ours: what plugins log is redacted too.
+    """
     json_lines = style == "json" or (style == "auto" and not sys.stderr.isatty())
-    renderer: Any = structlog.processors.JSONRenderer() if json_lines else structlog.dev.ConsoleRenderer()
     chain: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -25,22 +30,56 @@ def configure(level: str = "info", style: str = "auto", prompts: bool = False) -
     ]
     if not prompts:
         chain.append(redact)
-    structlog.configure(
-        processors=[*chain, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS.get(level, logging.INFO)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+    if json_lines:
+        chain += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
+    else:
+        chain.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+    wrapper = structlog.make_filtering_bound_logger(LEVELS.get(level, logging.INFO))
+    _setup.update(processors=chain, wrapper_class=wrapper)
+    if everywhere:
+        structlog.configure(logger_factory=lambda *_: structlog.WriteLogger(_STDERR), cache_logger_on_first_use=False,
+                            **_setup)
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Replace users' text by its length."""
-    for key in PRIVATE & event.keys():
-        value = event[key]
-        event[key] = f"<{len(value)} hidden>" if hasattr(value, "__len__") else "<hidden>"
+    """Replace users' text by its length, at any depth. Numbers stay: a count of tokens tells nobody's secret."""
+    for key, value in event.items():
+        event[key] = _hidden(value) if key in PRIVATE else _within(value, DEEPEST)
     return event
 
 
 def logger(**bound: Any) -> Any:
-    """Logger bound to a cell or an actor."""
-    return structlog.get_logger().bind(**bound)
+    """Logger bound to a cell or an actor. The embedding program's own structlog settings stay as they are."""
+    if not _setup:
+        configure()
+    return structlog.wrap_logger(structlog.WriteLogger(_STDERR), **_setup).bind(**bound)
+
+
+def _within(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        if not depth:
+            return "<hidden>"
+        return {k: _hidden(v) if k in PRIVATE else _within(v, depth - 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_within(v, depth - 1) for v in value] if depth else "<hidden>"
+    return value
+
+
+def _hidden(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    return f"<{len(value)} hidden>" if hasattr(value, "__len__") else "<hidden>"
+
+
+class _Stderr:
+    """The stderr of the moment: a program, or a test, may put another in its place."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+_STDERR: Any = _Stderr()
+_setup: dict[str, Any] = {}

@@ -5,21 +5,23 @@ It does not know what cells do. It runs no actor but its own.
 
 import asyncio
 import contextlib
-import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections import deque
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import zmq
 
 from antiphon.runtime import log
 from antiphon.runtime.actor import Actor, ActorSite, Runner
-from antiphon.runtime.cell import (
+from antiphon.runtime.directory import Directory, remove
+from antiphon.runtime.errors import AskFailed, CellFailed, Escalated
+from antiphon.runtime.graph import Plan, degrade
+from antiphon.runtime.link import Inbox
+from antiphon.runtime.message import CONTROL
+from antiphon.runtime.orders import (
     ROOT,
     ActorFailed,
     Begin,
@@ -28,33 +30,21 @@ from antiphon.runtime.cell import (
     Halted,
     Health,
     Joined,
+    Left,
     Peers,
     Probe,
     Ready,
     address,
+    schema,
 )
-from antiphon.runtime.errors import AskFailed, Escalated
-from antiphon.runtime.graph import Plan, degrade
-from antiphon.runtime.link import Inbox
 from antiphon.runtime.plugin import Options
 from antiphon.runtime.post import Peer, Post
+from antiphon.runtime.process import FAILED, CellProcess
 
-PROBE_EVERY = 5.0  # seconds
-
-
-class _Process:
-    """One cell as the root sees it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.epoch = 0
-        self.process: asyncio.subprocess.Process | None = None
-        self.joined = asyncio.Event()
-        self.ready = asyncio.Event()
-        self.deaths: deque[float] = deque()
-        self.culprit = ""
-        self.cause = ""
-        self.digest = ""
+PROBE_EVERY = 5.0  # seconds between looks at the cells' health
+BACKOFF_MOST = 5.0  # seconds
+PARTING = 1.0  # seconds that the cells left over have to refuse what is open when the deployment gives up
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Supervisor(Actor[Options]):
@@ -68,267 +58,270 @@ class Supervisor(Actor[Options]):
 
     def on_joined(self, message: Joined) -> None:
         """Note that a cell's sockets are bound."""
-        cell = self.root.cells[message.cell]
-        if message.epoch == cell.epoch:
+        if (cell := self._cell(message.cell, message.epoch)) is not None:
             cell.digest = message.digest
             cell.joined.set()
 
     def on_ready(self, message: Ready) -> None:
         """Note that a cell's actors have started."""
-        cell = self.root.cells[message.cell]
-        if message.epoch == cell.epoch:
+        if (cell := self._cell(message.cell, message.epoch)) is not None:
             cell.ready.set()
 
     def on_actor_failed(self, message: ActorFailed) -> None:
         """Note who is to blame for the death that follows."""
-        cell = self.root.cells[message.cell]
-        if message.epoch == cell.epoch:
-            cell.culprit, cell.cause = message.instance, message.cause
+        if (cell := self._cell(message.cell, message.epoch)) is not None:
+            cell.blame(message.instance, message.cause)
+
+    def on_left(self, message: Left) -> None:
+        """Note what must be removed at the end."""
+        self.root.files.add(message.path)
+
+    def _cell(self, name: str, epoch: int) -> CellProcess | None:
+        cell = self.root.cells.get(name)
+        return cell if cell is not None and cell.epoch == epoch else None
 
 
 class Root:
     """Runs a deployment until told to stop. ``run`` returns the exit code."""
 
+    post: Post
+    directory: Directory
+
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.cells = {name: _Process(name) for name in plan.cells}
-        self.directory = _directory()
+        self.cells = {name: CellProcess(name) for name in plan.cells}
         self.log = log.logger(cell="root")
         self.up = asyncio.Event()
         self.degraded: list[str] = []
+        self.files: set[str] = set()  # made by actors; the cell that made one may have died without removing it
         self._epoch = int(time.time() * 1000) & 0x7FFFFFFF
+        self._digest = schema(plan)
         self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._failure: BaseException | None = None
-        self._watchers: set[asyncio.Task[None]] = set()
-        context = zmq.Context(io_threads=1)
-        self._context = context
-        inbox = Inbox(context, ["inproc://root", address(self.directory, "root", self._epoch)])
-        self.post = Post("root", self._epoch, inbox, True, self.log)
-        site = ActorSite(ROOT, self.post, self.log, {}, self._gave_up)
-        runner = Runner(Supervisor(site, self), self._gave_up)
-        self.post.host(ROOT, runner)
-        for name in plan.cells:
-            self.post.where[f"@{name}"] = name
-        runner.open()
+        self._closing = contextlib.ExitStack()
+        self._keepers: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
-        """Begin an orderly stop."""
+        """Begin an orderly stop; called again, end it at once."""
+        if self._stopping.is_set():
+            self._hurry.set()
         self._stopping.set()
 
     async def run(self) -> int:
-        """Start every cell, supervise, and on ``stop`` drain and end them. 0, or 70 when supervision gave up."""
+        """Start every cell, supervise, and on ``stop`` drain and end them. 0, or 70 when supervision gave up.
+
+        Raises CellFailed: there is no place for the sockets.
+        """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self.stop)
         try:
-            await self._start_all()
-            while not self._stopping.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), PROBE_EVERY)
-                    break
-                await self._probe_all()
-            if self._failure is None:
-                await self._halt_all()
+            self._open()
+            self._keepers = [loop.create_task(self._keep(c), name=f"keep {c.name}") for c in self.cells.values()]
+            self._keepers.append(loop.create_task(self._probe_for_ever(), name="probe"))
+            for keeper in self._keepers:
+                keeper.add_done_callback(self._kept)
+            await self._until(self._all_started(), self._stopping)
+            if not self._stopping.is_set():
+                self.up.set()
+                self.log.info("ready", cells=list(self.cells))
+            await self._stopping.wait()
+            await self._until(self._halt_all(), self._hurry)
         finally:
-            await self._kill_all()
-            self.post.close()
-            self._context.destroy(linger=0)
-            shutil.rmtree(self.directory, ignore_errors=True)
+            await self._end()
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
         if self._failure is not None:
             self.log.error("the deployment has failed", cause=str(self._failure))
-            return 70
+            return FAILED
         return 0
+
+    def _open(self) -> None:
+        longest = max((len(name.encode()) for name in ("root", *self.cells)), default=0)
+        self.directory = Directory(longest + len(".7fffffff"))
+        self._closing.callback(self.directory.close)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._closing.callback(context.destroy, linger=0)
+        inbox = Inbox(context, ["inproc://root", address(self.directory.path, "root", self._epoch)])
+        self.post = Post("root", self._epoch, inbox, True, self.log)
+        self._closing.callback(self.post.close)
+        site = ActorSite(ROOT, self.post, self.log, {}, self._gave_up)
+        runner = Runner(Supervisor(site, self), self._gave_up)
+        self.post.host(ROOT, runner)
+        for name in self.cells:
+            self.post.where[f"@{name}"] = name
+        runner.open()
+
+    async def _until(self, work: Coroutine[Any, Any, None], event: asyncio.Event) -> None:
+        """Work until it is done or the event comes."""
+        working, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait([working, stop], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
+        finally:
+            working.cancel()
+            stop.cancel()
+            await asyncio.gather(working, stop, return_exceptions=True)
 
     # ---- starting
 
-    async def _start_all(self) -> None:
-        starts = [asyncio.ensure_future(self._start(cell)) for cell in self.cells.values()]
-        stop = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait([asyncio.gather(*starts), stop], return_when=asyncio.FIRST_COMPLETED)
-            for start in starts:
-                if start.done() and not start.cancelled() and (cause := start.exception()):
-                    self._gave_up("", cause)
-        finally:
-            for task in [*starts, stop]:
-                task.cancel()
-            await asyncio.gather(*starts, stop, return_exceptions=True)
-        if not self._stopping.is_set():
-            self.up.set()
-            self.log.info("ready", cells=list(self.cells))
+    async def _all_started(self) -> None:
+        for cell in self.cells.values():
+            await cell.first.wait()
 
-    async def _start(self, cell: _Process) -> None:
-        """Spawn a cell's process, introduce it to the others, start its actors and wait until they have."""
-        cell.epoch = cell.epoch + 1 if cell.epoch else self._epoch
-        cell.joined, cell.ready, cell.culprit, cell.cause = asyncio.Event(), asyncio.Event(), "", ""
-        spec = CellSpec(self.plan, cell.name, cell.epoch, self.directory, self._epoch)
-        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-        # The cell's name among the arguments is for people who look at ps.
-        cell.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "antiphon.runtime.cell", cell.name, stdin=asyncio.subprocess.PIPE, env=environment,
-            stdout=sys.stderr.fileno(),
-        )
-        pipe = cell.process.stdin
-        assert pipe is not None
-        pipe.write(msgspec.json.encode(spec) + b"\n")
-        with contextlib.suppress(ConnectionError):
-            await pipe.drain()
-        watcher = asyncio.ensure_future(self._watch(cell, cell.process))
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
-        await self._expect(cell, cell.joined, "did not bind its sockets")
-        if len({c.digest for c in self.cells.values() if c.joined.is_set()}) > 1:
-            raise Escalated("cells of this deployment run different versions of Antiphon")
-        self.post.connect(cell.name, Peer(address(self.directory, cell.name, cell.epoch), cell.epoch))
-        await asyncio.gather(*(c.joined.wait() for c in self.cells.values() if c.process is not None))
-        await self._introduce()
-        self.post.tell(ROOT, f"@{cell.name}", Begin())
-        await self._expect(cell, cell.ready, "did not get ready")
-        await self._introduce()
+    async def _start(self, cell: CellProcess) -> None:
+        """Spawn a cell's process, introduce it to the others, start its actors and wait until they have.
 
-    async def _expect(self, cell: _Process, event: asyncio.Event, failure: str) -> None:
-        """Await an event of a starting cell, its death or the deadline, whichever comes first."""
-        assert cell.process is not None
-        death = asyncio.ensure_future(cell.process.wait())
-        wanted = asyncio.ensure_future(event.wait())
-        try:
-            done, _ = await asyncio.wait([death, wanted], timeout=self.plan.deadlines.start + 5,
-                                         return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            death.cancel()
-            wanted.cancel()
-        if wanted not in done:
-            why = cell.cause or (f"exit code {cell.process.returncode}" if death in done else "deadline passed")
-            raise Escalated(f"cell {cell.name!r} {failure}: {why}")
+        Raises CellFailed: it died or is late. Escalated: it is of another version.
+        """
+        epoch = cell.epoch + 1 if cell.epoch else self._epoch
+        await cell.spawn(CellSpec(self.plan, cell.name, epoch, self.directory.path, self._epoch))
+        limit = self.plan.deadlines.start + 5  # the cell itself says which actor is late
+        await cell.expect(cell.joined, "did not bind its sockets", limit)
+        if cell.digest != self._digest:
+            raise Escalated(f"cell {cell.name!r} runs another version of Antiphon than its root: the schema of its "
+                            f"messages is {cell.digest}, the root's {self._digest}. Install one version, start again")
+        self.post.connect(cell.name, Peer(address(self.directory.path, cell.name, cell.epoch), cell.epoch))
+        await asyncio.gather(*(c.joined.wait() for c in self.cells.values()))
+        await asyncio.gather(*self._introduce(), return_exceptions=True)  # or a reply to it might find no way
+        self.post.tell(ROOT, f"@{cell.name}", Begin(), CONTROL)
+        await cell.expect(cell.ready, "did not get ready", limit)
+        self._introduce()
 
-    async def _introduce(self) -> None:
-        """Tell every cell who is up, and wait until they know."""
+    def _introduce(self) -> "list[asyncio.Future[object]]":
+        """Tell every cell who is up; the futures are done when they know."""
         joined = {c.name: c for c in self.cells.values() if c.joined.is_set() and c.name in self.post.peers}
-        peers = {n: Peer(address(self.directory, n, c.epoch), c.epoch) for n, c in joined.items()}
-        peers["root"] = Peer(address(self.directory, "root", self._epoch), self._epoch)
-        message = Peers(peers, tuple(n for n, c in joined.items() if c.ready.is_set()))
-        asks = (self.post.ask(ROOT, f"@{name}", message, 10.0) for name in joined)
-        await asyncio.gather(*asks, return_exceptions=True)
+        peers = {n: Peer(address(self.directory.path, n, c.epoch), c.epoch) for n, c in joined.items()}
+        peers["root"] = Peer(address(self.directory.path, "root", self._epoch), self._epoch)
+        message = Peers(peers, tuple(n for n, c in joined.items() if c.ready.is_set()), tuple(self.degraded))
+        known = [self.post.request(ROOT, f"@{name}", message, 10.0, CONTROL) for name in joined]
+        for future in known:
+            future.add_done_callback(lambda f: f.cancelled() or f.exception())  # a death meanwhile is judged elsewhere
+        return known
 
     # ---- supervising
 
-    async def _watch(self, cell: _Process, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        started = cell.ready.is_set()
-        cell.joined.clear()
-        cell.ready.clear()
-        self.post.disconnect(cell.name)
-        Path(address(self.directory, cell.name, cell.epoch).removeprefix("ipc://")).unlink(missing_ok=True)
-        if self._stopping.is_set() or cell.process is not process:
-            return
-        if not started and not self.up.is_set():
-            return  # the first start reports the failure itself
-        self.log.warning("cell died", dead=cell.name, code=code, culprit=cell.culprit, cause=cell.cause)
-        await self._introduce()
-        try:
-            await self._restart(cell)
-        except Exception as cause:  # noqa: BLE001 - whatever keeps a cell down ends the deployment
-            self._gave_up(cell.name, cause)
-
-    async def _restart(self, cell: _Process) -> None:
-        rules = self.plan.supervision
-        now = time.monotonic()
-        cell.deaths.append(now)
-        while cell.deaths and cell.deaths[0] < now - rules.within:
-            cell.deaths.popleft()
-        if len(cell.deaths) > rules.restarts:
-            self._degrade_or_escalate(cell)
-        await asyncio.sleep(min(rules.backoff * 2 ** (len(cell.deaths) - 1), 5.0))
-        if not self._stopping.is_set():
+    async def _keep(self, cell: CellProcess) -> None:
+        """Start a cell, and again whenever it dies, until supervision gives up. A first start must succeed."""
+        await self._start(cell)
+        cell.first.set()
+        while True:
+            assert cell.process is not None
+            code = await cell.process.wait()
+            if self._stopping.is_set():
+                return
+            await cell.hear(code)
+            self._bury(cell)
+            self.log.warning("cell died", dead=cell.name, code=code, culprit=cell.culprit, cause=cell.cause)
+            self._judge(cell)
+            await asyncio.sleep(min(self.plan.supervision.backoff * 2 ** (len(cell.deaths) - 1), BACKOFF_MOST))
+            if self._stopping.is_set():
+                return
             try:
                 await self._start(cell)
-            except Escalated as cause:
-                if cell.process is not None and cell.process.returncode is None:
-                    raise
-                self.log.warning("cell died while starting", dead=cell.name, cause=str(cause))
+            except CellFailed as cause:
+                self.log.warning("cell did not start", dead=cell.name, cause=str(cause))
+                cell.kill()  # its death is the next thing this loop sees
 
-    def _degrade_or_escalate(self, cell: _Process) -> None:
-        """Replace the optional actor that keeps killing its cell by its plain stand-in, or give up."""
+    def _kept(self, keeper: "asyncio.Task[None]") -> None:
+        if not keeper.cancelled() and (cause := keeper.exception()) is not None:
+            self._gave_up("", cause)
+
+    def _bury(self, cell: CellProcess) -> None:
+        """Let everybody know that a cell is dead."""
+        cell.died()
+        self.post.disconnect(cell.name)
+        Path(address(self.directory.path, cell.name, cell.epoch).removeprefix("ipc://")).unlink(missing_ok=True)
+        self._introduce()
+
+    def _judge(self, cell: CellProcess) -> None:
+        """Count a death. Past the limit an optional actor that causes it gets its stand-in; else raises Escalated."""
+        rules, now = self.plan.supervision, time.monotonic()
+        cell.deaths.append(now)
+        while cell.deaths[0] < now - rules.within:
+            cell.deaths.popleft()
+        if len(cell.deaths) <= rules.restarts:
+            return
         actors = self.plan.cells[cell.name].actors
         suspects = [cell.culprit] if cell.culprit in actors else list(actors)
-        if all(self.plan.actors[i].on_failure == "degrade" and i not in self.degraded for i in suspects):
-            for instance in suspects:
-                self.plan = degrade(self.plan, instance)
-                self.degraded.append(instance)
-                self.log.error("degraded: the plain stand-in takes over", actor=instance, cause=cell.cause)
-            cell.deaths.clear()
-            return
-        raise Escalated(f"cell {cell.name!r} died {len(cell.deaths)} times within "
-                        f"{self.plan.supervision.within:g} s; last cause: {cell.cause or 'killed'}")
+        if not suspects or not all(self.plan.actors[i].on_failure == "degrade" for i in suspects):
+            raise Escalated(f"cell {cell.name!r} died {len(cell.deaths)} times within {rules.within:g} s; last cause: "
+                            f"{cell.why()}")
+        for instance in suspects:
+            self.plan = degrade(self.plan, instance)  # a stand-in's on_failure is "restart": it happens once
+            self.degraded.append(instance)
+            self.log.error("degraded: the plain stand-in takes over", actor=instance, cause=cell.cause)
+        cell.deaths = deque([now])
 
     def _gave_up(self, _instance: str, cause: BaseException) -> None:
-        if self._failure is None:
+        if self._failure is None and not self._stopping.is_set():
             self._failure = cause
         self._stopping.set()
 
-    async def _probe_all(self) -> None:
-        for cell in self.cells.values():
-            if not cell.ready.is_set() or cell.process is None:
-                continue
-            with contextlib.suppress(AskFailed):
-                health: Health = await self.post.ask(ROOT, f"@{cell.name}", Probe(), self.plan.deadlines.stall)
-                worst = max(health.stalled.items(), key=lambda item: item[1], default=("", 0.0))
-                if worst[1] < self.plan.deadlines.stall:
-                    continue
-                cell.culprit, cell.cause = worst[0], f"no progress for {worst[1]:.0f} s"
-            if cell.ready.is_set() and cell.process.returncode is None:
-                self.log.error("cell makes no progress and is killed", dead=cell.name, culprit=cell.culprit)
-                with contextlib.suppress(ProcessLookupError):
-                    cell.process.kill()
+    async def _probe_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(min(PROBE_EVERY, self.plan.deadlines.stall / 2))
+            await asyncio.gather(*(self._probe(c) for c in self.cells.values() if c.ready.is_set()))
+
+    async def _probe(self, cell: CellProcess) -> None:
+        """Kill a cell that makes no progress. Most say so themselves first (watchdog.py) and name the culprit."""
+        stall, epoch = self.plan.deadlines.stall, cell.epoch
+        try:
+            health: Health = await self.post.ask(ROOT, f"@{cell.name}", Probe(), 1.5 * stall + 1, CONTROL)
+        except AskFailed as failure:
+            culprit, cause = "", str(failure)
+        else:
+            culprit, longest = max(health.stalled.items(), key=lambda item: item[1], default=("", 0.0))
+            if longest < stall:
+                return
+            cause = f"no progress for {longest:.0f} s"
+        if cell.ready.is_set() and cell.epoch == epoch and cell.alive():
+            cell.blame(culprit, cause)
+            self.log.error("cell makes no progress and is killed", dead=cell.name, culprit=culprit, cause=cause)
+            cell.kill()
 
     # ---- stopping
 
     async def _halt_all(self) -> None:
         """Stop users before the used, all within the stop deadline."""
-        ends = time.monotonic() + self.plan.deadlines.stop
-        self.log.info("stopping", deadline=self.plan.deadlines.stop)
+        deadline = self.plan.deadlines.stop if self.up.is_set() and self._failure is None else PARTING
+        ends = time.monotonic() + deadline
+        self.log.info("stopping", deadline=deadline)
         for name in reversed(self.plan.cells):
             cell = self.cells[name]
-            if cell.process is None or not cell.joined.is_set():
+            if not cell.alive() or not cell.joined.is_set() or name not in self.post.peers:
                 continue
             left = max(0.2, ends - time.monotonic())
-            with contextlib.suppress(AskFailed, TimeoutError):
-                answer = await self.post.ask(ROOT, f"@{name}", Halt(left), left + 2)
+            try:
+                answer = await self.post.ask(ROOT, f"@{name}", Halt(left), left + 2, CONTROL)
                 assert isinstance(answer, Halted)
+                assert cell.process is not None
                 await asyncio.wait_for(cell.process.wait(), 3)
+            except (AskFailed, TimeoutError) as cause:
+                self.log.warning("cell did not stop in time", cell=name, cause=str(cause))
 
-    async def _kill_all(self) -> None:
+    async def _end(self) -> None:
+        """Leave nothing behind."""
         self._stopping.set()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
         for cell in self.cells.values():
-            process = cell.process
-            if process is not None and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        for task in list(self._watchers):
-            task.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-
-
-def _directory() -> str:
-    """A fresh directory of mode 0700 for the deployment's sockets; those of dead deployments are removed."""
-    home = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    for old in home.glob(f"antiphon-{os.getuid()}-*"):
-        pid = old.name.split("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"antiphon-{os.getuid()}-{os.getpid()}-", dir=home)
+            await cell.end()
+        self._closing.close()
+        remove(self.files)
 
 
 def deploy(plan: Plan) -> int:
     """Run a deployment in this process until SIGTERM or SIGINT; the exit code."""
     import uvloop
 
-    log.configure(plan.log.level, plan.log.format, plan.log.prompts)
+    log.configure(plan.log.level, plan.log.format, plan.log.prompts, everywhere=True)
 
     async def main() -> int:
         return await Root(plan).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
-

@@ -37,6 +37,7 @@ class Null(Backend[NullOptions]):
     def __init__(self, options: NullOptions, site: Site):
         super().__init__(options, site)
         self.pools: list[npt.NDArray[np.int64]] = []  # per table [groups, blocks, block_size, 2]
+        self.hashes: list[U64] = []  # per table [blocks, block_size]: mix of what the first group's slot holds
         self.windows: list[int] = []  # per table, 0: the whole context
         self.size = 0
         self.seconds = 0.0  # spent computing, so that a bench can take it off
@@ -55,6 +56,7 @@ class Null(Backend[NullOptions]):
         self.windows = [groups[0].window for groups in pools.groups]
         self.pools = [np.full((len(groups), blocks, self.size, 2), -7, dtype=np.int64)
                       for groups, blocks in zip(pools.groups, pools.blocks, strict=True)]
+        self.hashes = [mix(pool[0]) for pool in self.pools]
 
     def execute(self, batch: Batch) -> Output:
         """Write all rows, then read through the block tables and hash."""
@@ -71,6 +73,7 @@ class Null(Backend[NullOptions]):
         """Copy slots in order."""
         for table, from_block, from_slot, to_block, to_slot in moves:
             self.pools[table][:, to_block, to_slot] = self.pools[table][:, from_block, from_slot]
+            self.hashes[table][to_block, to_slot] = self.hashes[table][from_block, from_slot]
 
     def reduce(self, logits: F32, params: RowParams) -> list[Any]:
         """Cut logits to what a verifier elsewhere needs."""
@@ -80,33 +83,48 @@ class Null(Backend[NullOptions]):
     def _write(self, batch: Batch) -> None:
         counts = np.diff(batch.row_offsets)
         owner = np.repeat(np.arange(len(counts)), counts)
-        local = np.arange(len(batch.ids)) - np.repeat(batch.row_offsets[:-1], counts)
-        slots = batch.starts[owner] + local
-        values = np.stack([batch.ids, batch.positions], axis=1)
-        for table, pool in zip(batch.tables, self.pools, strict=True):
+        slots = batch.starts[owner] + np.arange(len(batch.ids)) - np.repeat(batch.row_offsets[:-1], counts)
+        values = np.stack([batch.ids, batch.positions], axis=1).astype(np.int64)
+        for table, pool, read in zip(batch.tables, self.pools, self.hashes, strict=True):
             blocks = table[owner, slots // self.size]
             if (blocks < 0).any():
                 raise LookupError("a row has no block in its table")
             pool[:, blocks, slots % self.size] = values
+            read[blocks, slots % self.size] = mix(values)
 
     def _logits(self, batch: Batch) -> F32:
-        masks = None if batch.parents is None else trees.ancestors_of_columns(batch.row_offsets, batch.parents)
-        wanted = np.zeros(len(batch.ids), dtype=bool)
-        wanted[batch.logit_rows] = True
-        sums = np.zeros((len(self.pools), len(batch.ids)), dtype=np.uint64)
+        if batch.parents is None or trees.is_chain(batch.row_offsets, batch.parents):
+            sums = [self._chains(batch, t) for t in range(len(self.pools))]
+        else:
+            sums = [self._trees(batch, t) for t in range(len(self.pools))]
+        return logits_of(np.array(sums, dtype=np.uint64).reshape(len(sums), -1), self.options.vocabulary)
+
+    def _chains(self, batch: Batch, t: int) -> U64:
+        """Sums of what the logit rows read in a table when all rows are chains: one gather for all sequences."""
+        rows = batch.logit_rows
+        owner = np.searchsorted(batch.row_offsets, rows, side="right") - 1
+        last = batch.positions[rows].astype(np.int64)  # slots are positions
+        low = np.maximum(0, last + 1 - self.windows[t]) if self.windows[t] else np.zeros_like(last)
+        counts = last + 1 - low
+        ends = np.cumsum(counts)
+        slots = np.arange(ends[-1] if len(ends) else 0) + np.repeat(low - ends + counts, counts)
+        blocks = batch.tables[t][np.repeat(owner, counts), slots // self.size]
+        read = self.hashes[t].reshape(-1)[blocks.astype(np.int64) * self.size + slots % self.size]
+        return np.add.reduceat(read, ends - counts) if len(rows) else np.zeros(0, np.uint64)
+
+    def _trees(self, batch: Batch, t: int) -> U64:
+        """The same where a step has trees: sequence by sequence."""
+        assert batch.parents is not None
+        masks = trees.ancestors_of_columns(batch.row_offsets, batch.parents)
+        sums = []
         for r, (begin, end) in enumerate(zip(batch.row_offsets[:-1], batch.row_offsets[1:], strict=True)):
-            rows = np.flatnonzero(wanted[begin:end])
-            if not len(rows):
-                continue
+            rows = batch.logit_rows[(batch.logit_rows >= begin) & (batch.logit_rows < end)] - begin
             start = int(batch.starts[r])
             slots = np.arange(start + end - begin)
-            positions = batch.positions[begin:end]
-            for t, (table, pool) in enumerate(zip(batch.tables, self.pools, strict=True)):
-                read = mix(pool[0, table[r, slots // self.size], slots % self.size])
-                view = _View(read, start, positions, rows, self.windows[t])
-                bits = None if masks is None or masks[begin + rows[0]] == trees.CAUSAL else masks[begin:end]
-                sums[t, begin + rows] = _chain(view) if bits is None else _tree(view, bits)
-        return logits_of(sums[:, batch.logit_rows], self.options.vocabulary)
+            read = self.hashes[t][batch.tables[t][r, slots // self.size], slots % self.size]
+            view = _View(read, start, batch.positions[begin:end], rows, self.windows[t])
+            sums.append(_chain(view) if masks[begin] == trees.CAUSAL else _tree(view, masks[begin:end]))
+        return np.concatenate(sums)
 
 
 class _View(NamedTuple):
@@ -167,7 +185,8 @@ def _tree(view: _View, masks: U64) -> U64:
         seen = [j for j in range(len(masks)) if int(masks[row]) >> j & 1]
         if view.window:
             seen = [j for j in seen if view.positions[j] > view.positions[row] - view.window]
-        sums[i] += view.read[view.start + np.array(seen, dtype=np.int64)].sum(dtype=np.uint64)
+        # A slice, because sums wrap around: numpy warns of that for scalars and not for arrays.
+        sums[i:i + 1] += view.read[view.start + np.array(seen, dtype=np.int64)].sum(dtype=np.uint64)
     return sums
 
 

@@ -37,24 +37,24 @@ class Meter:
 
     async def drive(self, kind: str, activity: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, the time between its waits counted as ``kind``."""
-        return await self._resumed(self.around(kind, activity.send), self.around(kind, activity.throw))
+        result: T = await _resumed(self.around(kind, activity.send), self.around(kind, activity.throw))
+        return result
 
     def replace(self, owner: object, name: str, kind: str) -> None:
         """Count a method of one object as ``kind`` from now on."""
         setattr(owner, name, self.around(kind, getattr(owner, name)))
 
-    @staticmethod
-    @types.coroutine
-    def _resumed(send: Callable[[Any], Any], throw: Callable[[BaseException], Any]) -> Generator[Any, Any, Any]:
-        resume: Callable[[], Any] = lambda: send(None)  # noqa: E731
-        while True:
-            try:
-                waits_for = resume()
-            except StopIteration as end:
-                return end.value
-            try:
-                value = yield waits_for
-            except BaseException as cause:  # noqa: BLE001 - handed to the activity, a cancel too
-                resume = lambda cause=cause: throw(cause)  # type: ignore[misc]  # noqa: E731
-            else:
-                resume = lambda value=value: send(value)  # type: ignore[misc]  # noqa: E731
+
+@types.coroutine
+def _resumed(send: Callable[[Any], Any], throw: Callable[[BaseException], Any]) -> Generator[Any, Any, Any]:
+    resume: Callable[[Any], Any] = send
+    value: Any = None
+    while True:
+        try:
+            waits_for = resume(value)
+        except StopIteration as end:
+            return end.value
+        try:
+            resume, value = send, (yield waits_for)
+        except BaseException as cause:  # noqa: BLE001 - handed to the activity, a cancel too
+            resume, value = throw, cause

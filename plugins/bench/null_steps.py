@@ -7,11 +7,11 @@ It does not know real models. Each cell is measured in two kinds of windows:
   ``us_without_null`` is the rest of the wall time, and ``us_cpu`` the processor time of loop and device thread
   without ``us_null``: other programs that run disturb it least.
 - *hollow*: ``execute`` answers with zeros at once, so that nothing hides behind the computation, and a Meter splits
-  the wall time ``us_hollow``: ``us_hops`` (the post: encode, send, receive, decode), ``us_scheduling`` (the scheduler's activity
-  and the handlers of the step's actors), ``us_hand_over`` (queueing stages and the device thread's work around
-  them), ``us_stages`` (what is left of the stages, the verdict above all), ``us_front`` (tokenizer, gateway and
-  door, which stand in a cell of their own by default), ``us_rest`` (the loop's turns, threads and tasks that wake,
-  idle time; small or negative where the two threads overlap). Metering costs some microseconds itself.
+  the wall time ``us_hollow``: ``us_hops`` (the post: encode, send, receive, decode), ``us_scheduling`` (the
+  scheduler's activity and the handlers of the step's actors), ``us_hand_over`` (queueing stages and the device
+  thread's work around them), ``us_stages`` (what is left of the stages, the verdict above all), ``us_front``
+  (tokenizer, gateway and door, which stand in a cell of their own by default), ``us_rest`` (the loop's turns, threads
+  and tasks that wake, idle time; negative where the two threads overlap). Metering costs some microseconds itself.
 
 The caller is a bare socket of this process whose answers stay unread while a window lasts. The meter looks into
 private parts of the runtime; tests/behaviour/test_bench_command.py notices when they change.
@@ -90,7 +90,7 @@ class Caller:
         self._socket.set(zmq.RCVHWM, 0)  # what is unread stays here
         self._socket.connect(address)
         self.counts: dict[bytes, int] = {}  # ids received by request of the running window
-        self._send(wire.Hello(agent="antiphon-bench"))
+        self._send(wire.Hello(wire.MAJOR, wire.MINOR, agent="antiphon-bench"))
         self._send(wire.Grant(1 << 20))
 
     def generate(self, prompt: list[int], tokens: int) -> None:
@@ -107,6 +107,11 @@ class Caller:
         """Cancel what is open."""
         for request in self.counts:
             self._send(wire.Cancel(request))
+
+    def all_decode(self) -> bool:
+        """Whether every stream has its first token. Raises BenchError: a request was refused."""
+        self.read()
+        return all(self.counts.values())
 
     def read(self) -> None:
         """Take what has arrived. Raises BenchError: a request was refused."""
@@ -192,7 +197,7 @@ class Bed:
         tokens = lasting(steps)
         for r in range(batch):
             caller.generate([(7 * r + i) % 251 + 1 for i in range(PROMPT)], tokens)
-        await self._until(lambda: caller.read() or all(caller.counts.values()), caller)
+        await self._until(caller.all_decode, caller)
         begin_at = self.scheduler.clock["steps"] + SETTLE
         await self._until(lambda: self.scheduler.clock["steps"] >= begin_at, caller)
         begin = await self.read()
@@ -200,7 +205,8 @@ class Bed:
         end = await self.read()
         running = self.scheduler.facts()["running"]
         caller.cancel()
-        await self._until(lambda: caller.read() or not self.gateway.facts()["open"], caller)
+        await self._until(lambda: not self.gateway.facts()["open"], caller)
+        caller.read()
         caller.counts.clear()
         if running != batch:
             raise BenchError(f"{batch - running} of {batch} streams had ended before the window was over")
@@ -289,8 +295,7 @@ async def _all(work: Work, say: Callable[[str], None]) -> Figures:
                         for name, value in (await cell.window(caller, batch, work.steps)).items():
                             found[batch][name].append(value)
         for batch, values in found.items():
-            for name, measured in values.items():
-                figures.take(f"null {delivery} {batch} {name}", measured, delivery=delivery, batch=batch)
+            figures.take(f"null {delivery} {batch}", values, delivery=delivery, batch=batch)
     return figures
 
 

@@ -4,10 +4,12 @@ It loads neither torch nor numpy and knows nothing of the server beyond the wire
 """
 
 import asyncio
+import contextlib
 import secrets
+import struct
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import zmq
@@ -16,6 +18,8 @@ from antiphon.plugins.doors import wire
 from antiphon.plugins.doors.errors import AntiphonError, Disconnected, ProtocolMismatch, Refused, Timeout
 
 DEFAULT = "tcp://127.0.0.1:5777"
+BURST = 512  # frames handled before the loop gets a turn
+AGAIN = 0.5  # seconds before what may have been lost is sent again
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -51,9 +55,10 @@ class _Open:
         self.began = time.perf_counter()
         self.first = 0.0
         self.last = 0.0
+        self.asked_again = 0.0  # monotonic second
 
     def again(self) -> wire.FromClient:
-        """What to send to a server that does not know the request."""
+        """What to send to a server that does not know the request, or whose answers were lost."""
         if self.prompt is None:
             return self.message
         return wire.Resume(self.message, self.prompt, wire.pack(self.ids))
@@ -71,12 +76,15 @@ class AsyncClient:
         self.timeout = timeout
         self.patience = patience
         self._open: dict[bytes, _Open] = {}
-        self._queries: dict[bytes, asyncio.Future[dict[str, Any]]] = {}
+        self._queries: dict[bytes, tuple[wire.Query, asyncio.Future[dict[str, Any]]]] = {}
         self._epoch: int | None = None
-        self._owed = 0
+        self._owed = 0  # Deltas frames not yet granted back
+        self._frames = 0  # Deltas frames since Welcome
+        self._greeted = 0.0  # monotonic second of a Hello that waits for its Welcome; 0: none does
+        self._bad = 0  # frames that were dropped
         self._started = False
 
-    async def __aenter__(self) -> "AsyncClient":
+    async def __aenter__(self) -> Self:
         await self.connect()
         return self
 
@@ -105,7 +113,8 @@ class AsyncClient:
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self._heard = time.monotonic()
         self._loop.add_reader(self._socket.fileno(), self._readable)
-        self._send(wire.Hello(wire.MAJOR, wire.MINOR, "antiphon-python"))
+        self._greet()
+        self._heart = self._loop.create_task(self._beat(), name="antiphon-client")
         try:
             await asyncio.wait_for(asyncio.shield(self._welcome), self.patience)
         except TimeoutError:
@@ -115,7 +124,6 @@ class AsyncClient:
         except AntiphonError:
             await self.close()
             raise
-        self._heart = self._loop.create_task(self._beat(), name="antiphon-client")
 
     async def close(self) -> None:
         """Cancel what is open and let the socket go."""
@@ -125,8 +133,9 @@ class AsyncClient:
         for request in list(self._open):
             self._send(wire.Cancel(request))
         self._end_all(Disconnected("the client was closed"))
-        if hasattr(self, "_heart"):
-            self._heart.cancel()
+        self._heart.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._heart
         self._loop.remove_reader(self._socket.fileno())
         self._context.destroy(linger=500)
 
@@ -184,7 +193,7 @@ class AsyncClient:
         else:
             try:
                 given = {"ids": wire.pack(prompt)}
-            except Exception as cause:
+            except (struct.error, TypeError, OverflowError) as cause:
                 raise Refused("invalid", f"token ids must be a sequence of 32-bit integers: {cause}") from None
         if "stop_ids" in options:
             options["stop_ids"] = tuple(options["stop_ids"])
@@ -213,7 +222,7 @@ class AsyncClient:
                 except TimeoutError:
                     raise Timeout(f"no news of the request for {self.timeout:g} s") from None
                 if isinstance(item, AntiphonError):
-                    done = True
+                    done = isinstance(item, Refused)  # else the server may still have it, if it comes back
                     raise item
                 done = bool(item.finish_reason)
                 yield item
@@ -226,8 +235,8 @@ class AsyncClient:
         if not self._started:
             await self.connect()
         key = secrets.token_bytes(8)
-        future = self._queries[key] = self._loop.create_future()
-        self._send(wire.Query(key, what))
+        query, future = self._queries[key] = wire.Query(key, what), self._loop.create_future()
+        self._send(query)
         try:
             return await asyncio.wait_for(future, 10.0)
         except TimeoutError:
@@ -254,17 +263,22 @@ class AsyncClient:
             self._loop.call_soon(self._readable)
 
     def _readable(self) -> None:
-        while self._started:
+        for _ in range(BURST):
+            if not self._started:
+                return
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:
                 break
             self._heard = time.monotonic()
             try:
-                message = wire.decode_from_server(frame)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                continue  # a newer server's message: not for us
-            self._message(message)
+                if len(frames) != 1:
+                    raise ValueError(f"{len(frames)} frames, expected one")
+                self._message(wire.decode_from_server(frames[0]))
+            except (msgspec.MsgspecError, ValueError, RecursionError, struct.error):
+                self._bad += 1  # a newer server's message, or nonsense: it costs that frame
+        else:
+            self._loop.call_soon(self._readable)
         if self._started and self._owed >= wire.WINDOW // 2:
             owed, self._owed = self._owed, 0
             self._send(wire.Grant(owed))
@@ -273,31 +287,46 @@ class AsyncClient:
         match message:
             case wire.Deltas():
                 self._owed += 1
+                self._frames += 1
                 now = time.perf_counter()
                 for delta in message.deltas:
                     self._delta(delta, now)
             case wire.Accepted():
                 if (request := self._open.get(message.id)) is not None:
+                    wire.unpack(message.prompt)
                     request.prompt = message.prompt
                     request.message = msgspec.structs.replace(request.message, seed=message.seed)
             case wire.Refused():
-                refusal = Refused(message.kind, message.reason, message.retry_after)
-                if (request := self._open.get(message.id)) is not None:
-                    request.queue.put_nowait(refusal)
-                elif not message.id and not self._welcome.done():
-                    self._welcome.set_exception(refusal)
-                elif (query := self._queries.get(message.id)) is not None and not query.done():
-                    query.set_exception(refusal)
+                self._refused(message)
             case wire.Answer():
-                if (query := self._queries.get(message.id)) is not None and not query.done():
-                    query.set_result(dict(message.facts))
+                if message.id in self._queries and not (future := self._queries[message.id][1]).done():
+                    future.set_result(dict(message.facts))
             case wire.Pong():
-                if not message.known:
-                    self._send(wire.Hello(wire.MAJOR, wire.MINOR, "antiphon-python"))
+                # A door that is new, has forgotten us, or has sent output that did not come.
+                if not message.known or message.epoch != self._epoch or message.frames > self._frames:
+                    self._greet()
             case wire.Welcome():
                 self._welcomed(message)
 
+    def _refused(self, message: wire.Refused) -> None:
+        refusal = Refused(message.kind, message.reason, message.retry_after)
+        if (request := self._open.get(message.id)) is not None:
+            request.queue.put_nowait(refusal)
+        elif message.id in self._queries and not (future := self._queries[message.id][1]).done():
+            future.set_exception(refusal)
+        elif not message.id and not self._welcome.done():
+            self._welcome.set_exception(refusal)
+
+    def _greet(self) -> None:
+        """Say Hello, unless one is on its way."""
+        now = time.monotonic()
+        if now - self._greeted > AGAIN:
+            self._greeted = now
+            self._send(wire.Hello(wire.MAJOR, wire.MINOR, "antiphon-python"))
+
     def _welcomed(self, message: wire.Welcome) -> None:
+        if not self._greeted:
+            return  # we did not greet
         if message.major != wire.MAJOR:
             mismatch = ProtocolMismatch(f"the server speaks door version {message.major}.{message.minor}, "
                                         f"this client {wire.MAJOR}.{wire.MINOR}")
@@ -305,9 +334,12 @@ class AsyncClient:
                 self._welcome.set_exception(mismatch)
             self._end_all(mismatch)
             return
-        self._epoch, self._owed = message.epoch, 0  # a server that greets anew has granted itself a full window
+        # The server counts anew and has granted itself a full window.
+        self._epoch, self._owed, self._frames, self._greeted = message.epoch, 0, 0, 0.0
         for request in self._open.values():
             self._send(request.again())
+        for query, _ in self._queries.values():
+            self._send(query)
         if not self._welcome.done():
             self._welcome.set_result(None)
 
@@ -318,7 +350,11 @@ class AsyncClient:
         ids = wire.unpack(delta.ids)
         have = len(request.ids)
         if delta.index != have:
-            return  # sent twice, or from before a resume
+            # From before a Resume, or some output before it was lost; a text cannot be cut where ids can.
+            if delta.index + len(ids) > have and time.monotonic() > request.asked_again + AGAIN:
+                request.asked_again = time.monotonic()
+                self._send(request.again())
+            return
         request.ids += ids
         if ids and not request.first:
             request.first = now
@@ -328,6 +364,6 @@ class AsyncClient:
     def _end_all(self, cause: AntiphonError) -> None:
         for request in self._open.values():
             request.queue.put_nowait(cause)
-        for query in self._queries.values():
-            if not query.done():
-                query.set_exception(cause)
+        for _, future in self._queries.values():
+            if not future.done():
+                future.set_exception(cause)

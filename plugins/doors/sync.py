@@ -7,7 +7,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from antiphon.plugins.doors.client import DEFAULT, AsyncClient, Completion, Delta
 from antiphon.plugins.doors.errors import Disconnected
@@ -32,7 +32,7 @@ class Client:
             self.close()
             raise
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

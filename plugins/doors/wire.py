@@ -76,7 +76,7 @@ class Query(Wire, frozen=True):
 
 
 class Welcome(Wire, frozen=True):
-    """server -> client, answers Hello. ``epoch`` changes when the door restarts."""
+    """server -> client, answers Hello: credit and counts begin anew. ``epoch`` changes when the door restarts."""
 
     epoch: int
     major: int
@@ -118,10 +118,15 @@ class Refused(Wire, frozen=True):
 
 
 class Pong(Wire, frozen=True):
-    """server -> client, answers Ping; ``known`` false: the server has never seen this client, say Hello."""
+    """server -> client, answers Ping; ``known`` false: the server has never seen this client, say Hello.
+
+    ``frames``: Deltas frames sent since Welcome. A client that got fewer has lost some with a connection and says
+    Hello too. -1: the server does not count.
+    """
 
     epoch: int
     known: bool = True
+    frames: int = -1
 
 
 class Answer(Wire, frozen=True):

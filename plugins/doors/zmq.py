@@ -22,6 +22,9 @@ from antiphon.runtime.plugin import Options, Site
 BURST = 256  # frames handled before the loop gets a turn
 MAX_CLIENTS = 4096
 MAX_GRANT = 1 << 20
+# Frames waiting for one client. Output is bounded by credit; the rest (Accepted, Refused, Pong) are small answers to
+# the client's own frames, and a burst of requests must not lose any of them.
+HIGH_WATER = 16384
 
 
 class ZmqOptions(Options, frozen=True):
@@ -31,12 +34,17 @@ class ZmqOptions(Options, frozen=True):
 
 
 class _Client:
-    __slots__ = ("credit", "seen", "starved")
+    __slots__ = ("credit", "frames", "seen", "starved")
 
     def __init__(self) -> None:
-        self.credit = wire.WINDOW
         self.seen = time.monotonic()
-        self.starved = False
+        self.greet()
+
+    def greet(self) -> None:
+        """Begin anew, as the client does when it is welcomed."""
+        self.credit = wire.WINDOW
+        self.frames = 0  # Deltas sent
+        self.starved = 0.0  # monotonic second since which output waits for it; 0: none does
 
 
 class ZmqDoor(Door[ZmqOptions]):
@@ -57,7 +65,7 @@ class ZmqDoor(Door[ZmqOptions]):
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects takes its identity with it
         self._socket.set(zmq.MAXMSGSIZE, wire.MAX_FRAME)
-        self._socket.set(zmq.SNDHWM, 4 * wire.WINDOW)
+        self._socket.set(zmq.SNDHWM, HIGH_WATER)
         self._socket.set(zmq.LINGER, 1000)
         self._bind()
         self._loop = asyncio.get_running_loop()
@@ -76,23 +84,26 @@ class ZmqDoor(Door[ZmqOptions]):
         if self.options.listen.startswith("ipc://"):
             Path(self.options.listen.removeprefix("ipc://")).unlink(missing_ok=True)
 
-    def accepted(self, client: bytes, request: bytes, prompt: bytes, seed: int) -> None:
+    def accepted(self, client: bytes, request: bytes, prompt: bytes, seed: int) -> bool:
         """Tell the client what it needs to resume."""
-        self._send(client, wire.Accepted(request, prompt, seed))
+        sent = self._send(client, wire.Accepted(request, prompt, seed))
+        if not sent:
+            self._starve(client)
+        return sent
 
     def deliver(self, client: bytes, outputs: list[Output]) -> bool:
         """Send one frame if the client has credit."""
         known = self.clients.get(client)
-        if known is None:
-            return False
-        if known.credit < 1:
-            known.starved = True
+        if known is None or known.credit < 1:
+            self._starve(client)
             return False
         deltas = tuple(wire.Delta(o.id, o.index, wire.pack(o.ids), o.text, o.finish) for o in outputs)
         if not self._send(client, wire.Deltas(deltas)):
-            known.starved = True
+            self._starve(client)
             return False
         known.credit -= 1
+        known.frames += 1
+        known.starved = 0.0
         return True
 
     def refused(self, client: bytes, request: bytes, kind: str, reason: str, retry_after: float) -> None:
@@ -133,9 +144,13 @@ class ZmqDoor(Door[ZmqOptions]):
                 return
             known = self.clients[client] = _Client()
         known.seen = time.monotonic()
-        self._message(client, known, message)
+        try:
+            self._message(client, known, message)
+        except Exception as cause:  # noqa: BLE001 - whatever one frame leads to, the frames behind it are served
+            self.counters.add("frames_bad")
+            self.gate.log.error("frame failed", message_type=type(message).__name__, cause=repr(cause))
+            self._send(client, wire.Refused(getattr(message, "id", b""), "unavailable", "the server failed on it", 1.0))
         if known.starved and known.credit > 0:
-            known.starved = False
             self.gate.flush(client)
 
     def _message(self, client: bytes, known: _Client, message: wire.FromClient) -> None:
@@ -150,8 +165,9 @@ class ZmqDoor(Door[ZmqOptions]):
             case wire.Grant():
                 known.credit = min(MAX_GRANT, known.credit + max(0, message.frames))
             case wire.Ping():
-                self._send(client, wire.Pong(self.epoch))
+                self._send(client, wire.Pong(self.epoch, frames=known.frames))
             case wire.Hello():
+                known.greet()
                 self._send(client, wire.Welcome(self.epoch, wire.MAJOR, wire.MINOR, "antiphon"))
             case wire.Query():
                 task = self._loop.create_task(self._answer(client, message), name="query")
@@ -174,7 +190,13 @@ class ZmqDoor(Door[ZmqOptions]):
 
     # ---- sending
 
+    def _starve(self, client: bytes) -> None:
+        if (known := self.clients.get(client)) is not None and not known.starved:
+            known.starved = time.monotonic()
+
     def _send(self, client: bytes, message: wire.FromServer) -> bool:
+        if self._socket.closed:
+            return False
         try:
             self._socket.send_multipart([client, wire.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as cause:
@@ -191,11 +213,12 @@ class ZmqDoor(Door[ZmqOptions]):
         return True
 
     def _tick(self) -> None:
-        """Forget clients that have been silent for longer than their grace."""
-        limit = time.monotonic() - self.gate.options.client_grace
-        for client in [c for c, known in self.clients.items() if known.seen < limit]:
-            del self.clients[client]
-            self.gate.gone(client)
+        """Forget clients that have been silent, or have left output untaken, for longer than their grace."""
+        now, options = time.monotonic(), self.gate.options
+        for client, known in list(self.clients.items()):
+            if known.seen < now - options.client_grace or 0 < known.starved < now - options.starved_grace:
+                del self.clients[client]
+                self.gate.gone(client)
         self._ticker = self._loop.call_later(1.0, self._tick)
 
     def _bind(self) -> None:

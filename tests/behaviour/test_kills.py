@@ -1,0 +1,184 @@
+"""``kill -9`` at any moment: every stream ends with exactly the tokens of an undisturbed run."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from tests.callers import POOL, Answer, Ask, answered, asks, gather, owed
+from tests.harness import Server, until
+
+from antiphon.plugins.doors.client import AsyncClient, Completion
+from antiphon.plugins.doors.errors import Disconnected
+
+STREAMS = 16
+# Deaths are many here and mean nothing: the limit of the supervisor is for those that do.
+PATIENT = ("supervision.restarts=1000", "supervision.within='1s'", "supervision.backoff='10ms'")
+SLOW = ("actors.executor.options.step_seconds=0.005",)  # 60 tokens take at least 0.3 s
+NULL = (*PATIENT, *SLOW, *POOL)
+
+
+class Stream(NamedTuple):
+    """A request and the answer that an undisturbed run gives."""
+
+    prompt: Sequence[int] | str
+    options: dict[str, Any]
+    answer: Answer
+
+
+def null_streams(number: int) -> list[Stream]:
+    """Half greedy, half sampled, none shorter than 60 tokens."""
+    requests = [a._replace(max_tokens=60 + i) for i, a in enumerate(asks(STREAMS, number, longest=30))]
+    return [Stream(a.prompt, a.options(), owed(a)) for a in requests]
+
+
+async def disturbed(server: Server, cells: Sequence[str], streams: Sequence[Stream], after: float) -> None:
+    """Start all streams, kill ``after`` seconds later, and compare what comes in the end."""
+    async with AsyncClient(server.address, timeout=60) as client:
+        work = [asyncio.ensure_future(client.generate(s.prompt, **s.options)) for s in streams]
+        await asyncio.sleep(after)
+        assert not all(task.done() for task in work), "the streams were over before the kill"
+        for cell in cells:
+            server.kill(cell)
+        done: list[Completion] = await asyncio.gather(*work)
+    for number, (stream, completion) in enumerate(zip(streams, done, strict=True)):
+        assert answered(completion) == stream.answer, f"stream {number}"
+
+
+async def kills(server: Server, cells: Sequence[str], streams: Sequence[Stream], moments: Sequence[float]) -> None:
+    for after in moments:
+        await disturbed(server, cells, streams, after)
+
+
+@pytest.mark.feature("crash-replay", "sampling", "one-ahead", "windows", "direct-delivery", "placement")
+@pytest.mark.parametrize("cell", ["step", "front"])
+def test_twenty_kills_at_random_moments(tmp_path: Path, cell: str) -> None:
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    streams = null_streams(1)
+    moments = [[draw.uniform(0.01, 0.3) for _ in range(10)] for _ in range(2)]
+
+    async def main(servers: Sequence[Server]) -> None:
+        await asyncio.gather(*(kills(s, [cell], streams, m) for s, m in zip(servers, moments, strict=True)))
+
+    with Server(tmp_path / "zmq", *NULL) as one, Server(tmp_path / "direct", *NULL, "delivery='direct'") as two:
+        asyncio.run(main([one, two]))
+        for server in (one, two):
+            with server.client() as client:
+                found = client.stats()
+            assert found["gateway"]["open"] == found["tokenizer"]["requests"] == 0
+            assert (found["allocator"]["holds"], found["allocator"]["faults"]) == (0, [])
+            assert server.text().count('"cell died"') == 10
+            assert server.stop() == 0
+
+
+@pytest.mark.feature("crash-replay", "preemption", "chunked-prefill", "sampling", "windows", "one-ahead")
+def test_kills_of_both_cells_and_during_prefill_and_among_preemptions(tmp_path: Path) -> None:
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    long = [a._replace(max_tokens=20) for a in asks(STREAMS, 2, longest=150)]
+    streams = [Stream(a.prompt, a.options(), owed(a)) for a in long]
+    small = ("actors.allocator.options.block_size=4", "actors.allocator.options.blocks=60",
+             "actors.scheduler.options.max_chunk=8", "actors.scheduler.options.max_step_tokens=32")
+    with Server(tmp_path, *PATIENT, *SLOW, *small) as server:
+        for cells in (["step", "front"], ["step"], ["front", "step"], ["front"]):
+            asyncio.run(disturbed(server, cells, streams, draw.uniform(0.0, 0.2)))
+        assert server.stop() == 0
+
+
+@pytest.mark.feature("crash-replay", "placement", "sampling")
+def test_kills_of_cells_with_one_actor(tmp_path: Path) -> None:
+    alone = ("actors.tokenizer.cell='text'", "actors.verifier.cell='verdicts'", "actors.drafter.cell='drafts'")
+    draw = random.Random(3)
+    streams = null_streams(3)
+    with Server(tmp_path, *NULL, *alone) as server:
+        for cells in (["text"], ["verdicts"], ["drafts"], ["text", "step"], ["verdicts", "step", "drafts"]):
+            asyncio.run(disturbed(server, cells, streams, draw.uniform(0.05, 0.25)))
+        assert server.stop() == 0
+
+
+def test_a_request_that_arrives_while_the_step_cell_is_down_is_served(tmp_path: Path) -> None:
+    """Nothing was in flight at the death, so nothing is replayed; what comes meanwhile must not be lost."""
+    ask = Ask((1, 2, 3), 5)
+    with Server(tmp_path, *PATIENT, *POOL) as server, server.client(timeout=30) as client:
+        for _ in range(3):
+            server.kill("step")
+            until(lambda: not client.health()["ready"], what="the death is noticed")
+            assert client.generate(ask.prompt, max_tokens=5).ids == owed(ask).ids
+        assert server.stop() == 0
+
+
+def test_requests_that_arrive_while_suspects_are_tried_are_served(tmp_path: Path) -> None:
+    streams = null_streams(4)
+
+    async def main(server: Server) -> None:
+        async with AsyncClient(server.address, timeout=60) as client:
+            first = [asyncio.ensure_future(client.generate(s.prompt, **s.options)) for s in streams[:8]]
+            await asyncio.sleep(0.1)
+            server.kill("step")
+            while not (await client.stats())["gateway"]["suspects"]:
+                await asyncio.sleep(0.01)
+            second = [asyncio.ensure_future(client.generate(s.prompt, **s.options)) for s in streams[8:]]
+            cancelled = asyncio.ensure_future(client.generate((1, 2, 3), max_tokens=1000))
+            await asyncio.sleep(0.1)
+            cancelled.cancel()
+            done = await asyncio.gather(*first, *second)
+            assert list(map(answered, done)) == [s.answer for s in streams]
+
+    with Server(tmp_path, *NULL) as server:
+        asyncio.run(main(server))
+        assert server.stop() == 0
+
+
+def test_without_the_root_clients_hear_of_it_and_nothing_stays(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        async with AsyncClient(server.address, patience=2) as client:
+            work = asyncio.ensure_future(gather(client, [Ask((1, 2), 4000)] * STREAMS))
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            server.kill("root")
+            with pytest.raises(Disconnected):
+                await work
+            assert time.monotonic() - began < 10  # patience and a heartbeat, on a loaded machine
+
+    with Server(tmp_path, *NULL) as server:
+        processes = list(server.cells().values())
+        assert len(processes) == 2
+        asyncio.run(main(server))
+        psutil.wait_procs(processes, timeout=10)
+        assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        until(lambda: not list(server.sockets.glob("antiphon-*")), what="the sockets' directory is gone")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("cell", ["step", "front"])
+def test_twenty_kills_of_a_deployment_with_the_real_model(tmp_path: Path, cell: str) -> None:
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    subjects = ["the sea", "bread", "a clock", "rain", "prime numbers", "a lighthouse", "tea", "glass"]
+    questions = [f"{verb} {subject}." for verb in ("Describe", "Tell a story about") for subject in subjects]
+    options = [{"max_tokens": 48, **({"temperature": 0.8, "top_p": 0.95, "seed": i} if i % 2 else {})}
+               for i in range(STREAMS)]
+
+    async def undisturbed(server: Server) -> list[Completion]:
+        async with AsyncClient(server.address, timeout=600) as client:
+            return list(await asyncio.gather(
+                *(client.generate(q, **o) for q, o in zip(questions, options, strict=True))))
+
+    with Server(tmp_path, *PATIENT, "model.dtype='float32'", null=False) as server:
+        began = time.monotonic()
+        answers = asyncio.run(undisturbed(server))
+        lasted = time.monotonic() - began
+        streams = [Stream(q, o, answered(c))
+                   for q, o, c in zip(questions, options, answers, strict=True)]
+        for _ in range(20):
+            asyncio.run(disturbed(server, [cell], streams, draw.uniform(0.05, 0.8) * lasted))
+        assert server.stop() == 0

@@ -1,0 +1,111 @@
+"""Callers for tests: what they ask for, many of them at once, and the tokens a null deployment owes them.
+
+It does not know how deployments are started.
+"""
+
+import asyncio
+import functools
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from antiphon.kernels import sampling
+from antiphon.plugins.backends.null import NullOptions, expected
+from antiphon.plugins.doors.client import AsyncClient, Completion
+from antiphon.plugins.vocabularies.bytes import Bytes, BytesOptions
+
+POOL = ("actors.allocator.options.blocks=4096",)  # 64 Ki slots: the default pool takes 60 ms to fill with nothing
+
+
+class Ask(NamedTuple):
+    """One request by token ids."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 32
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``generate`` and ``stream``."""
+        return {name: value for name, value in self._asdict().items() if name != "prompt"}
+
+
+class Answer(NamedTuple):
+    """What a correct deployment generates."""
+
+    ids: list[int]
+    finish: str
+    text: str
+
+
+VOCABULARY = Bytes(BytesOptions(), None)  # type: ignore[arg-type]  # it asks nothing of its site
+
+
+def text_of(prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Text of ``ids`` after ``prompt``, in one piece."""
+    decoder = VOCABULARY.decoder(prompt)
+    return decoder.push(ids) + decoder.finish()
+
+
+def answered(completion: Completion) -> Answer:
+    """A completion as an answer, to compare."""
+    return Answer(completion.ids, completion.finish_reason, completion.text)
+
+
+def owed(ask: Ask, options: NullOptions | None = None) -> Answer:
+    """The answer that the null backend must give, computed without pages, batches or drafts."""
+    return _owed(ask, options or NullOptions())
+
+
+@functools.cache
+def _owed(ask: Ask, options: NullOptions) -> Answer:
+    stops = {*ask.stop_ids, *(() if ask.ignore_eos else options.eos)}
+    ids = list(ask.prompt)
+    for _ in range(ask.max_tokens):
+        params = sampling.sampling(1, ask.temperature, ask.top_k, ask.top_p, ask.seed, 0, len(ids))
+        ids.append(int(sampling.choose(expected(np.array(ids), options)[None], params)[0]))
+        if ids[-1] in stops:
+            break
+    new = ids[len(ask.prompt):]
+    return Answer(new, "stop" if new[-1] in stops else "length", text_of(ask.prompt, new))
+
+
+def asks(count: int, seed: int = 0, *, longest: int = 60, most: int = 40, vocabulary: int = 512) -> list[Ask]:
+    """Varied requests: half greedy, half sampled in several ways."""
+    draw = random.Random(seed)
+    made = []
+    for i in range(count):
+        prompt = tuple(draw.randrange(vocabulary) for _ in range(draw.randint(1, longest)))
+        ask = Ask(prompt, draw.randint(1, most))
+        if i % 2:
+            ask = ask._replace(temperature=draw.choice([0.2, 0.7, 1.0, 1.5]), top_k=draw.choice([0, 1, 5, 50]),
+                               top_p=draw.choice([1.0, 0.95, 0.5]), seed=draw.getrandbits(64))
+        made.append(ask)
+    return made
+
+
+async def gather(client: AsyncClient, requests: Iterable[Ask]) -> list[Completion]:
+    """All requests at once through one client."""
+    return await asyncio.gather(*(client.generate(a.prompt, **a.options()) for a in requests))
+
+
+def at_once(address: str, requests: Iterable[Ask], **client: float) -> list[Completion]:
+    """All requests at once."""
+
+    async def main() -> list[Completion]:
+        async with AsyncClient(address, **client) as caller:
+            return await gather(caller, requests)
+
+    return asyncio.run(main())
+
+
+def assert_owed(requests: Sequence[Ask], completions: Sequence[Completion], options: NullOptions | None = None) -> None:
+    """Every completion has exactly the tokens, the text and the finish that are owed."""
+    for number, (ask, completion) in enumerate(zip(requests, completions, strict=True)):
+        assert answered(completion) == owed(ask, options), f"request {number} of {len(requests)}: {ask}"
