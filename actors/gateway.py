@@ -84,10 +84,11 @@ class Gateway(Actor[GatewayOptions]):
         known = self.entries.get(request)
         if known is not None and (known.client, known.asked) == (client, asked):
             known.told = False
-            self._rewind(known, 0)
+            self._rewind(known, [])
             return
         entry = Entry(client, request, self.options.tenant, sampling, secrets.randbits(63) if seed is None else seed)
-        if (problem := self._problem(request, text, ids, sampling, entry.seed)) is not None:
+        problem = limits.problem(request, text, ids, sampling, entry.seed, self.options.max_prompt)
+        if (problem := self._problem(request) or problem) is not None:
             self.tally["refused"] += 1
             self.door.refused(client, request, *problem)
             return
@@ -99,18 +100,18 @@ class Gateway(Actor[GatewayOptions]):
                seed: int) -> None:
         """Take up a request that another incarnation had accepted, or one that still runs here."""
         known = self.entries.get(request)
-        if known is not None and known.client == client:
-            known.told = True
-            self._rewind(known, len(done) // 4)
-            return
-        entry = Entry(client, request, self.options.tenant, sampling, seed)
-        problem = self._problem(request, None, prompt, sampling, seed)
+        problem = limits.problem(request, None, prompt, sampling, seed, self.options.max_prompt)
         if problem is None and (len(done) % 4 or len(done) > self.options.max_prompt):
             problem = "invalid", "ids so far are not packed int32, or too many", 0.0
-        if problem is not None:
+        if problem is None and known is not None and known.client == client:
+            known.told = True
+            self._rewind(known, unpack(done).tolist())
+            return
+        if (problem := problem or self._problem(request)) is not None:
             self.tally["refused"] += 1
             self.door.refused(client, request, *problem)
             return
+        entry = Entry(client, request, self.options.tenant, sampling, seed)
         entry.prompt, entry.accepted, entry.told = prompt, True, True
         entry.ids = unpack(done).tolist()
         entry.sent = len(entry.ids)
@@ -179,14 +180,14 @@ class Gateway(Actor[GatewayOptions]):
                 self._out_of_order(entry, int(index[r]) + len(new), finish)
                 continue
             entry.syncing = False
+            if finish == "cancelled" and not entry.cancelled:  # the text is what an end would make of half a character
+                self._stopped(entry)
+                continue
             entry.ids += new
             entry.text += message.texts[r]
+            entry.finish = finish
             self.tally["tokens"] += len(new)
-            if finish == "cancelled" and not entry.cancelled:
-                self._stopped(entry)
-            else:
-                entry.finish = finish
-                self._try_next(entry)
+            self._try_next(entry)
             touched.setdefault(entry.client, []).append(entry)
         for client, entries in touched.items():
             self._deliver(client, entries)
@@ -274,15 +275,14 @@ class Gateway(Actor[GatewayOptions]):
         elif end > len(entry.ids) or finish:
             self._ask_again(entry)
 
-    def _rewind(self, entry: Entry, sent: int) -> None:
-        """Send an open request's output again from ``sent`` tokens on; its text is rebuilt by a replay."""
-        if entry.accepted and sent < len(entry.ids):
-            del entry.ids[sent:]
-            entry.sent, entry.text, entry.finish, entry.syncing = sent, "", "", False
+    def _rewind(self, entry: Entry, done: list[int]) -> None:
+        """Send an open request's output again after the ids ``done``; its text is rebuilt by a replay."""
+        if entry.accepted and not len(done) == len(entry.ids) == entry.sent:
+            entry.ids = entry.ids[:len(done)] if len(done) <= len(entry.ids) else done
+            entry.sent, entry.text, entry.finish, entry.syncing = len(done), "", "", False
             self._tell_accepted(entry)
             self._ask_again(entry)
         elif self._tell_accepted(entry):
-            entry.sent = len(entry.ids)
             self._deliver(entry.client, [entry])
 
     def _ask_again(self, entry: Entry) -> None:
@@ -293,15 +293,12 @@ class Gateway(Actor[GatewayOptions]):
 
     # ---- the ledger
 
-    def _problem(self, request: bytes, text: str | None, ids: bytes | None, sampling: Sampling,
-                 seed: int) -> limits.Problem | None:
-        """Why a request is refused at the door."""
+    def _problem(self, request: bytes) -> limits.Problem | None:
+        """Why no request, or none with this id, is taken now."""
         if self.draining:
             return "shutting_down", "the server is stopping", 5.0
         if request in self.entries:
             return "duplicate", "a request with this id is open", 0.0
-        if (found := limits.problem(request, text, ids, sampling, seed, self.options.max_prompt)) is not None:
-            return found
         if len(self.entries) >= self.options.max_open:
             return ("overloaded", f"{len(self.entries)} requests are open; at most {self.options.max_open} are taken",
                     1.0)

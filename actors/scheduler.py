@@ -34,6 +34,7 @@ from antiphon.actors.protocol import (
     Verified,
 )
 from antiphon.actors.roster import Roster
+from antiphon.actors.sequences import Sequence
 from antiphon.actors.step import Part, Step
 from antiphon.runtime import trace
 from antiphon.runtime.actor import Actor, ActorSite

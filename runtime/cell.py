@@ -156,7 +156,7 @@ class Cell:
                 task = asyncio.current_task()
                 if isinstance(cause, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # told to stop
-                late = isinstance(cause, TimeoutError) and time.monotonic() >= ends
+                late = isinstance(cause, TimeoutError) and starting.cancelled()
                 self._failed(instance, CellFailed(f"not started within {deadline:g} s") if late else cause)
                 return
             runner.open()
@@ -297,7 +297,7 @@ async def run(spec: CellSpec, files: set[str] | None = None) -> int:
 
 
 def main() -> int:
-    """Entry of a cell's process: the specification is the first line of standard input.
+    """Entry of a cell's process: name and directory are arguments, the specification is a line on standard input.
 
     Standard input stays open as long as the root lives. When it ends, the root is dead and so are we.
     """
@@ -309,10 +309,10 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the root decides when to stop
     line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):
-        return ORPHANED  # before we knew what to do
-    spec = msgspec.json.decode(line, type=CellSpec)
     files: set[str] = set()
+    if not line.endswith(b"\n"):
+        _watch_root(sys.argv[2], files)  # it died before it had told us anything
+    spec = msgspec.json.decode(line, type=CellSpec)
     threading.Thread(target=_watch_root, args=(spec.directory, files), name="root", daemon=True).start()
     options = spec.plan.log
     log.configure(options.level, options.format, options.prompts, everywhere=True)

@@ -39,11 +39,12 @@ class CellProcess:
         self.epoch, self.culprit, self.cause = spec.epoch, "", ""
         self._blamed.clear()
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-        # The cell's name among the arguments is for people who look at ps. A session of its own keeps a terminal's
-        # Ctrl-C for the root, also before the cell can ignore it.
+        # The cell's name among the arguments is for people who look at ps; the directory, so that a cell whose root
+        # dies before it has said anything can remove it. A session of its own keeps a terminal's Ctrl-C for the root,
+        # also before the cell can ignore it.
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "antiphon.runtime.cell", self.name, stdin=asyncio.subprocess.PIPE,
-            env=environment, stdout=sys.stderr.fileno(), start_new_session=True,
+            sys.executable, "-P", "-m", "antiphon.runtime.cell", self.name, spec.directory,
+            stdin=asyncio.subprocess.PIPE, env=environment, stdout=sys.stderr.fileno(), start_new_session=True,
         )
         pipe = self.process.stdin
         assert pipe is not None

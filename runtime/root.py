@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections import deque
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import zmq
 from antiphon.runtime import log
 from antiphon.runtime.actor import Actor, ActorSite, Runner
 from antiphon.runtime.directory import Directory, remove
-from antiphon.runtime.errors import AskFailed, CellFailed, Escalated
+from antiphon.runtime.errors import AskFailed, AskTimeout, CellFailed, Escalated
 from antiphon.runtime.graph import Plan, degrade
 from antiphon.runtime.link import Inbox
 from antiphon.runtime.message import CONTROL
@@ -205,25 +204,29 @@ class Root:
 
     async def _keep(self, cell: CellProcess) -> None:
         """Start a cell, and again whenever it dies, until supervision gives up. A first start must succeed."""
-        await self._start(cell)
-        cell.first.set()
         while True:
-            assert cell.process is not None
-            code = await cell.process.wait()
-            if self._stopping.is_set():
-                return
-            await cell.hear(code)
-            self._bury(cell)
-            self.log.warning("cell died", dead=cell.name, code=code, culprit=cell.culprit, cause=cell.cause)
-            self._judge(cell)
-            await asyncio.sleep(min(self.plan.supervision.backoff * 2 ** (len(cell.deaths) - 1), BACKOFF_MOST))
-            if self._stopping.is_set():
-                return
+            failure: CellFailed | None = None
             try:
                 await self._start(cell)
+                cell.first.set()
             except CellFailed as cause:
-                self.log.warning("cell did not start", dead=cell.name, cause=str(cause))
-                cell.kill()  # its death is the next thing this loop sees
+                failure = cause
+                cell.kill()
+            assert cell.process is not None
+            code = await cell.process.wait()
+            if not self._stopping.is_set():
+                await cell.hear(code)
+            self._bury(cell)
+            if self._stopping.is_set():
+                return
+            if failure is not None and not cell.first.is_set():
+                raise failure
+            self.log.warning("cell died" if failure is None else "cell did not start", dead=cell.name, code=code,
+                             culprit=cell.culprit, cause=cell.cause)
+            self._judge(cell)
+            await asyncio.sleep(min(self.plan.supervision.backoff * 2 ** max(0, len(cell.deaths) - 1), BACKOFF_MOST))
+            if self._stopping.is_set():
+                return
 
     def _kept(self, keeper: "asyncio.Task[None]") -> None:
         if not keeper.cancelled() and (cause := keeper.exception()) is not None:
@@ -253,7 +256,7 @@ class Root:
             self.plan = degrade(self.plan, instance)  # a stand-in's on_failure is "restart": it happens once
             self.degraded.append(instance)
             self.log.error("degraded: the plain stand-in takes over", actor=instance, cause=cell.cause)
-        cell.deaths = deque([now])
+        cell.deaths.clear()  # the stand-in has its own chances
 
     def _gave_up(self, _instance: str, cause: BaseException) -> None:
         if self._failure is None and not self._stopping.is_set():
@@ -269,18 +272,24 @@ class Root:
         """Kill a cell that makes no progress. Most say so themselves first (watchdog.py) and name the culprit."""
         stall, epoch = self.plan.deadlines.stall, cell.epoch
         try:
-            health: Health = await self.post.ask(ROOT, f"@{cell.name}", Probe(), 1.5 * stall + 1, CONTROL)
-        except AskFailed as failure:
-            culprit, cause = "", str(failure)
-        else:
+            try:
+                health = await self._ask_health(cell, stall)
+            except AskTimeout:  # it may be we who were stopped for so long
+                health = await self._ask_health(cell, stall / 2 + 1)
             culprit, longest = max(health.stalled.items(), key=lambda item: item[1], default=("", 0.0))
             if longest < stall:
                 return
             cause = f"no progress for {longest:.0f} s"
+        except AskFailed as failure:
+            culprit, cause = "", str(failure)
         if cell.ready.is_set() and cell.epoch == epoch and cell.alive():
             cell.blame(culprit, cause)
             self.log.error("cell makes no progress and is killed", dead=cell.name, culprit=culprit, cause=cause)
             cell.kill()
+
+    async def _ask_health(self, cell: CellProcess, timeout: float) -> Health:
+        health: Health = await self.post.ask(ROOT, f"@{cell.name}", Probe(), timeout, CONTROL)
+        return health
 
     # ---- stopping
 
@@ -295,7 +304,7 @@ class Root:
                 continue
             left = max(0.2, ends - time.monotonic())
             try:
-                answer = await self.post.ask(ROOT, f"@{name}", Halt(left), left + 2, CONTROL)
+                answer = await self.post.ask(ROOT, f"@{name}", Halt(left), left + 1, CONTROL)
                 assert isinstance(answer, Halted)
                 assert cell.process is not None
                 await asyncio.wait_for(cell.process.wait(), 3)

@@ -6,14 +6,18 @@ It does not know how deployments are started.
 import asyncio
 import functools
 import random
+import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import zmq
 
 from antiphon.kernels import sampling
 from antiphon.plugins.backends.null import NullOptions, expected
+from antiphon.plugins.doors import wire
 from antiphon.plugins.doors.client import AsyncClient, Completion
+from antiphon.plugins.doors.errors import Refused
 from antiphon.plugins.vocabularies.bytes import Bytes, BytesOptions
 
 POOL = ("actors.allocator.options.blocks=4096",)  # 64 Ki slots: the default pool takes 60 ms to fill with nothing
@@ -109,3 +113,71 @@ def assert_owed(requests: Sequence[Ask], completions: Sequence[Completion], opti
     """Every completion has exactly the tokens, the text and the finish that are owed."""
     for number, (ask, completion) in enumerate(zip(requests, completions, strict=True)):
         assert answered(completion) == owed(ask, options), f"request {number} of {len(requests)}: {ask}"
+
+
+class Raw:
+    """A client without the SDK's manners: it sends what it is told, and takes and grants nothing by itself."""
+
+    def __init__(self, address: str, identity: bytes = b"", hello: bool = True):
+        self._context = zmq.Context(io_threads=1)
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.set(zmq.LINGER, 200)
+        if identity:
+            self.socket.set(zmq.IDENTITY, identity)
+        self.socket.connect(address)
+        if hello:
+            self.send(wire.Hello(wire.MAJOR, wire.MINOR, "raw"))
+            assert isinstance(self.receive(), wire.Welcome)
+
+    def send(self, *frames: wire.FromClient | bytes) -> None:
+        """One message of one or more frames."""
+        self.socket.send_multipart([f if isinstance(f, bytes) else wire.encode(f) for f in frames])
+
+    def receive(self, timeout: float = 10.0) -> wire.FromServer:
+        """The next message. Raises TimeoutError."""
+        if not self.socket.poll(int(timeout * 1000)):
+            raise TimeoutError(f"nothing came within {timeout} s")
+        return wire.decode_from_server(self.socket.recv())
+
+    def generate(self, ask: Ask, request: bytes = b"", **fields: Any) -> bytes:
+        """Ask; the request's id."""
+        request = request or secrets.token_bytes(16)
+        options = {**ask.options(), **fields}
+        self.send(wire.Generate(request, ids=wire.pack(ask.prompt), **options))
+        return request
+
+    def resume(self, request: bytes, ask: Ask, done: Sequence[int]) -> None:
+        """Take up a request after the ids ``done``."""
+        self.send(wire.Resume(wire.Generate(request, **ask.options()), wire.pack(ask.prompt), wire.pack(done)))
+
+    def follow(self, request: bytes, have: int = 0, until: int | None = None, timeout: float = 10.0) -> Answer:
+        """A request's output from ``have`` generated ids on, to its end or to at least ``until`` ids in all.
+
+        Output that does not follow is skipped, as a client that was sent things twice must. Raises Refused.
+        """
+        ids: list[int] = []
+        text = ""
+        while True:
+            message = self.receive(timeout)
+            if isinstance(message, wire.Refused) and message.id == request:
+                raise Refused(message.kind, message.reason, message.retry_after)
+            if not isinstance(message, wire.Deltas):
+                continue
+            self.send(wire.Grant(1))
+            for delta in message.deltas:
+                if delta.id != request or delta.index != have + len(ids):
+                    continue
+                ids += wire.unpack(delta.ids)
+                text += delta.text
+                if delta.finish or (until is not None and have + len(ids) >= until):
+                    return Answer(ids, delta.finish, text)
+
+    def close(self) -> None:
+        """Vanish without a word."""
+        self._context.destroy(linger=200)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

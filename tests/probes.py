@@ -239,28 +239,28 @@ class Probe(Actor[ProbeOptions]):
         super().__init__(options, site)
         self.home = Path(options.home)
         self.trick: Trick = site.plugin("trick")
-        self.note(f"made {site.post.epoch} {os.getpid()} {type(self.trick).__name__}")
+        self.note(f"made by {type(self.trick).__name__}")
         if options.start == "no constructor":
             raise Boom("no constructor")
 
     def note(self, text: str) -> None:
-        with (self.home / f"{self.site.instance}.log").open("a") as journal:
-            journal.write(f"{text}\n")
+        for name, line in ((f"{self.site.instance}.log", text), ("all.log", f"{self.site.instance} {text}")):
+            with (self.home / name).open("a") as journal:
+                journal.write(f"{line}\n")
 
     async def start(self) -> None:
         self.note("starting")
         for word in self.options.start.split(","):
             await self.begin(word)
-        self.spawn(self.obey(), "obey")
+        if "idle" not in self.options.start:
+            self.spawn(self.obey(), "obey")
         self.note("started")
 
     async def begin(self, word: str) -> None:
-        once = self.home / f"{self.site.instance}.once"
-        if word.startswith("once "):
-            if once.exists():
+        if word.endswith(" while bad"):
+            if not (self.home / "bad").exists():
                 return
-            once.touch()
-            word = word.removeprefix("once ")
+            word = word.removesuffix(" while bad")
         match word:
             case "raise":
                 raise Boom("no start")
@@ -295,22 +295,26 @@ class Probe(Actor[ProbeOptions]):
             if order.exists():
                 what = order.read_text()
                 order.unlink()
-                await self.do(what)
+                self.do(what)
 
-    async def do(self, what: str) -> None:
+    def do(self, what: str) -> None:
         verb, _, rest = what.partition(" ")
+        to, _, rest = rest.partition(" ")
         if verb == "tell":
-            to, _, rest = rest.partition(" ")
             self.tell(to, Do(rest))
         elif verb == "ask":
-            to, _, rest = rest.partition(" ")
-            try:
-                answer = await self.ask(to, Try(rest), Done, 5.0)
-                self.note(f"answer {answer.text}")
-            except Exception as cause:
-                self.note(f"failed {type(cause).__name__}: {cause}")
+            self.spawn(self.question(to, rest), "question")
         else:
             self.on_do(Do(what))
+
+    async def question(self, to: str, what: str) -> None:
+        try:
+            answer = await self.ask(to, Try(what), Done, 5.0)
+            self.note(f"answer {answer.text}")
+        except Exception as cause:
+            self.note(f"failed {type(cause).__name__}: {cause}")
+
+    # ---- turns
 
     def on_do(self, message: Do) -> None:
         self.note(f"do {message.what}")
@@ -331,6 +335,32 @@ class Probe(Actor[ProbeOptions]):
         return Done(f"{message.what} at {self.site.post.epoch}, degraded: {','.join(self.site.post.degraded)}")
 
 
+class Middleman(Probe):
+    """A probe that uses another."""
+
+    kind = "middleman"
+    uses = ("probe",)
+
+
+class Caller(Probe):
+    """A probe that uses one that uses another."""
+
+    kind = "caller"
+    uses = ("middleman",)
+
+
+def install(home: Path) -> None:
+    """Make the probes known as pip would, to whoever has ``home`` on its path."""
+    info = home / "probes-0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: probes\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "[antiphon.actor]\nprobe = tests.probes:Probe\ncaller = tests.probes:Caller\n"
+        "middleman = tests.probes:Middleman\n"
+        "[antiphon.trick]\nplain = tests.probes:PlainTrick\nwild = tests.probes:WildTrick\n"
+        "stuck = tests.probes:StuckTrick\n")
+
+
 class Deployment:
     """Probes in real cells: ``antiphon serve`` on a config of their own, in a directory with a short path."""
 
@@ -340,19 +370,14 @@ class Deployment:
         self.run = home / "run"
         self.run.mkdir(exist_ok=True)
         self.text = home / "server.log"
-        info = home / "probes-0.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: probes\nVersion: 0\n")
-        (info / "entry_points.txt").write_text(
-            "[antiphon.actor]\nprobe = tests.probes:Probe\n[antiphon.trick]\nplain = tests.probes:PlainTrick\n"
-            "wild = tests.probes:WildTrick\nstuck = tests.probes:StuckTrick\n")
+        install(home)
         config = home / "probes.toml"
         config.write_text(f"schema = 1\n{settings}\n{actors.replace('HOME', str(home))}")
         paths = [str(home), str(Path(__file__).parents[1])]
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1",
                             "XDG_RUNTIME_DIR": str(self.run), **(environment or {})}
         command = [sys.executable, "-P", "-m", "antiphon", "serve", str(config)]
-        with self.text.open("ab") as out:
+        with self.text.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=self.environment,
                                             stdin=subprocess.DEVNULL, start_new_session=True)
         if wait:
@@ -368,7 +393,7 @@ class Deployment:
         return self.text.read_text(errors="replace")
 
     def journal(self, instance: str) -> list[str]:
-        """What has happened to a probe."""
+        """What has happened to a probe; ``all``: to all of them, in order."""
         path = self.home / f"{instance}.log"
         return path.read_text().splitlines() if path.exists() else []
 

@@ -16,6 +16,9 @@ from antiphon.plugins.doors.client import AsyncClient, Completion
 from antiphon.plugins.doors.errors import Refused
 from antiphon.plugins.doors.sync import Client
 
+HINT = ("; these prompts have ids up to {}: serve a model that has them, or bring others with --workloads. The null "
+        "backend has as many as actors.executor.options.vocabulary says, the bytes tokenizer as "
+        "actors.tokenizer.options.size")
 NEWS = 600.0  # seconds without a token after which a request has failed: a whole group may be prefilled before it
 
 
@@ -102,10 +105,8 @@ async def _ask(door: Door, prompts: Sequence[Prompt], tokens: int) -> Answers:
     try:
         answers = await door.answer(prompts, tokens)
     except Refused as cause:
-        highest = max(max(prompt) for prompt in prompts)
-        hint = f"; these prompts have ids up to {highest}" if "token ids must lie in" in str(cause) else ""
-        more = ", which the null backend takes with --set actors.executor.options.vocabulary=49152" if hint else ""
-        raise BenchError(f"a prompt was refused: {cause}{hint}{more}") from cause
+        hint = HINT.format(max(max(prompt) for prompt in prompts)) if "token id" in str(cause) else ""
+        raise BenchError(f"a prompt was refused: {cause}{hint}") from cause
     for completion in answers.completions:
         if len(completion.ids) != tokens:
             raise BenchError(f"{tokens} tokens were asked for, {len(completion.ids)} came "

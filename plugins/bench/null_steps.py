@@ -37,7 +37,8 @@ from antiphon.plugins.bench.figures import BenchError, Figures
 from antiphon.plugins.bench.meter import Meter
 from antiphon.plugins.doors import wire
 from antiphon.runtime import check, log
-from antiphon.runtime.cell import SWITCH_INTERVAL, Cell, CellSpec
+from antiphon.runtime.cell import SWITCH_INTERVAL, Cell
+from antiphon.runtime.orders import CellSpec
 from antiphon.runtime.plan import MAIN, gather
 
 DELIVERIES = ("zmq", "direct")
@@ -144,10 +145,11 @@ class Window(NamedTuple):
 
 
 class Bed:
-    """A cell with every actor, not yet started; ``hollow`` puts meters in."""
+    """A cell with every actor built and none started; ``hollow`` puts meters in."""
 
-    def __init__(self, cell: Cell, hollow: bool):
+    def __init__(self, cell: Cell, failures: list[str], hollow: bool):
         self.cell = cell
+        self.failures = failures  # of actors
         actors = {runner.actor.kind: runner.actor for runner in cell.runners.values()}
         self.scheduler: Any = actors["scheduler"]
         self.gateway: Any = actors["gateway"]
@@ -162,21 +164,17 @@ class Bed:
         meter, post = self.meter, self.cell.post
         for name in ("tell", "_begin", "_send_back"):
             meter.replace(post, name, "hops")
-        post._inbox.attach(meter.around("hops", post._receive))
+        post._inbox.attach(meter.around("hops", post._receive), meter.around("hops", post._run_touched))
         for runner in self.cell.runners.values():
             kind = "front" if runner.actor.kind in FRONT else "scheduling"
             runner._handlers = {m: meter.around(kind, h) for m, h in runner._handlers.items()}
-        self._attach_activities()
-        submit = self.device.submit
-
-        def submit_timed(stage: Callable[[], Any], name: str) -> Any:
-            return submit(lambda: self._stage(stage), name)
-
-        self.device.submit = meter.around("hand_over", submit_timed)
-
-    def _attach_activities(self) -> None:
-        site, meter = self.scheduler.site, self.meter
+        put, site = self.device._put, self.scheduler.site
         spawn = site.spawn
+
+        def put_timed(stage: Callable[[], Any], name: str, settle: Any) -> None:
+            put(lambda: self._stage(stage), name, settle)
+
+        self.device._put = meter.around("hand_over", put_timed)
         site.spawn = lambda activity, name: spawn(meter.drive("scheduling", activity), name)
 
     def _stage(self, stage: Callable[[], Any]) -> Any:
@@ -217,6 +215,8 @@ class Bed:
         for turn in itertools.count():
             if condition():
                 return
+            if self.failures:
+                raise BenchError(f"the null deployment has failed: {self.failures[0]}")
             if time.monotonic() > ends:
                 raise BenchError(f"the null deployment made no progress for {PATIENCE:g} s: {self.scheduler.facts()}")
             if turn % 500 == 499:
@@ -269,13 +269,14 @@ async def bed(work: Work, delivery: str, hollow: bool) -> AsyncIterator[tuple[Be
                     lambda instance, cause: failures.append(f"{instance} failed: {cause!r}"),
                     inproc=f"bench-{secrets.token_hex(4)}")
         try:
-            found = Bed(cell, hollow)
-            await cell.start()
+            if cell.build():
+                found = Bed(cell, failures, hollow)
+                await cell.start()
+            if failures:
+                raise BenchError(f"the null deployment did not start: {failures[0]}")
             caller = Caller(address)
             try:
                 yield found, caller
-            except BenchError as cause:
-                raise BenchError("; ".join([str(cause), *failures])) from None
             finally:
                 caller.close()
         finally:

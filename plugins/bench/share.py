@@ -38,6 +38,7 @@ from antiphon.runtime.tables import Findings
 
 Found = dict[int, defaultdict[str, list[float]]]  # by batch and name, a value a run
 SETTLE = 16  # tokens that every stream has before a window begins
+SLACK = 512  # tokens beyond the window that a stream may give while the notes are read
 CHUNK = 512  # rows of a prefill step alone
 
 
@@ -118,7 +119,7 @@ async def commits(client: AsyncClient) -> Commits:
 
 async def window(client: AsyncClient, prompts: Sequence[Prompt], steps: int) -> dict[str, float]:
     """One window of at least ``steps`` steps; figures by name."""
-    streams = Streams(client, prompts, tokens=SETTLE + 2 * steps + 64)
+    streams = Streams(client, prompts, tokens=SETTLE + 2 * steps + SLACK)
     try:
         await streams.reach(SETTLE)
         begin = await commits(client)

@@ -79,7 +79,7 @@ class AsyncClient:
         self._queries: dict[bytes, tuple[wire.Query, asyncio.Future[dict[str, Any]]]] = {}
         self._epoch: int | None = None
         self._owed = 0  # Deltas frames not yet granted back
-        self._frames = 0  # Deltas frames since Welcome
+        self._frames = 0  # since Welcome, Pongs left out
         self._greeted = 0.0  # monotonic second of a Hello that waits for its Welcome; 0: none does
         self._bad = 0  # frames that were dropped
         self._started = False
@@ -271,6 +271,7 @@ class AsyncClient:
             except zmq.ZMQError:
                 break
             self._heard = time.monotonic()
+            self._frames += 1
             try:
                 if len(frames) != 1:
                     raise ValueError(f"{len(frames)} frames, expected one")
@@ -287,7 +288,6 @@ class AsyncClient:
         match message:
             case wire.Deltas():
                 self._owed += 1
-                self._frames += 1
                 now = time.perf_counter()
                 for delta in message.deltas:
                     self._delta(delta, now)
@@ -302,8 +302,10 @@ class AsyncClient:
                 if message.id in self._queries and not (future := self._queries[message.id][1]).done():
                     future.set_result(dict(message.facts))
             case wire.Pong():
-                # A door that is new, has forgotten us, or has sent output that did not come.
-                if not message.known or message.epoch != self._epoch or message.frames > self._frames:
+                # A door that is new, has forgotten us, or has sent what did not come; or a Welcome that did not.
+                self._frames -= 1
+                lost = message.frames > self._frames or self._greeted
+                if lost or not message.known or message.epoch != self._epoch:
                     self._greet()
             case wire.Welcome():
                 self._welcomed(message)
@@ -349,8 +351,8 @@ class AsyncClient:
             return
         ids = wire.unpack(delta.ids)
         have = len(request.ids)
-        if delta.index != have:
-            # From before a Resume, or some output before it was lost; a text cannot be cut where ids can.
+        if delta.index != have or (ids and request.prompt is None):
+            # From before a Resume, or something before it was lost; a text cannot be cut where ids can.
             if delta.index + len(ids) > have and time.monotonic() > request.asked_again + AGAIN:
                 request.asked_again = time.monotonic()
                 self._send(request.again())

@@ -120,8 +120,8 @@ class Refused(Wire, frozen=True):
 class Pong(Wire, frozen=True):
     """server -> client, answers Ping; ``known`` false: the server has never seen this client, say Hello.
 
-    ``frames``: Deltas frames sent since Welcome. A client that got fewer has lost some with a connection and says
-    Hello too. -1: the server does not count.
+    ``frames``: frames sent since Welcome, Pongs left out. A client that got fewer has lost some with a connection and
+    says Hello too. -1: the server does not count.
     """
 
     epoch: int

@@ -43,7 +43,7 @@ class _Client:
     def greet(self) -> None:
         """Begin anew, as the client does when it is welcomed."""
         self.credit = wire.WINDOW
-        self.frames = 0  # Deltas sent
+        self.frames = 0  # sent since, Pongs left out
         self.starved = 0.0  # monotonic second since which output waits for it; 0: none does
 
 
@@ -102,7 +102,6 @@ class ZmqDoor(Door[ZmqOptions]):
             self._starve(client)
             return False
         known.credit -= 1
-        known.frames += 1
         known.starved = 0.0
         return True
 
@@ -167,8 +166,8 @@ class ZmqDoor(Door[ZmqOptions]):
             case wire.Ping():
                 self._send(client, wire.Pong(self.epoch, frames=known.frames))
             case wire.Hello():
-                known.greet()
                 self._send(client, wire.Welcome(self.epoch, wire.MAJOR, wire.MINOR, "antiphon"))
+                known.greet()
             case wire.Query():
                 task = self._loop.create_task(self._answer(client, message), name="query")
                 self._queries.add(task)
@@ -210,6 +209,8 @@ class ZmqDoor(Door[ZmqOptions]):
             if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._loop.call_soon(self._readable)
         self.counters.add("frames_out")
+        if not isinstance(message, wire.Pong) and (known := self.clients.get(client)) is not None:
+            known.frames += 1
         return True
 
     def _tick(self) -> None:

@@ -78,13 +78,18 @@ def test_workloads_at_a_server_that_runs(
         assert server.stop() == 0
 
 
-def test_prompts_beyond_the_vocabulary_are_an_error_that_says_what_to_set(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--workload", "A", "--runs", "1", "--in-process", *SETTINGS]) == 1
+def test_prompts_beyond_the_vocabulary_are_an_error_that_says_what_to_set(
+    prompts: Path, capfd: pytest.CaptureFixture[str],
+) -> None:
+    prompts.write_text(json.dumps({"A": [[1, 2, 3], [900, 5, 6]]}))
+    arguments = ["--workload", "A", "--runs", "1", "--in-process", "--json", "--workloads", str(prompts), *SETTINGS]
+    assert main(["bench", *arguments]) == 1
     err = capfd.readouterr().err
-    assert "token ids must lie in 0..511; these prompts have ids up to" in err
-    assert "--set actors.executor.options.vocabulary=49152" in err
-    more = ["--set", "actors.executor.options.vocabulary=49152"]
-    assert main(["bench", "--workload", "A", "--runs", "1", "--in-process", "--json", *SETTINGS, *more]) == 0
+    assert "a prompt was refused: invalid: token ids" in err
+    assert "these prompts have ids up to 900: serve a model that has them, or bring others with --workloads" in err
+    assert "actors.executor.options.vocabulary" in err
+    more = ["--set", "actors.executor.options.vocabulary=1000", "--set", "actors.tokenizer.options.size=1000"]
+    assert main(["bench", *arguments, *more]) == 0
     assert [row["metric"] for row in rows(capfd)] == METRICS[:2]
 
 

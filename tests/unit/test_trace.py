@@ -85,7 +85,7 @@ def test_other_threads_may_record_while_it_is_written(tmp_path: Path, monkeypatc
     thread = threading.Thread(target=record)
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(5):
             while not trace._ring:
                 pass
             load(trace.write("cell"))
