@@ -28,7 +28,7 @@ from antiphon.actors.protocol import (
     Open,
     Report,
 )
-from antiphon.actors.rows import RowParams, SequenceParams
+from antiphon.actors.rows import NO_ROWS, RowParams, SequenceParams
 from antiphon.runtime.actor import Actor, ActorSite
 from antiphon.runtime.message import Buffer
 from antiphon.runtime.plugin import O, Options, Plugin
@@ -224,7 +224,7 @@ class Executor(Actor[ExecutorOptions]):
             tuple(t[sequences, :used] for t in self.tables), logit_rows, message.capture,
         )
         if not message.reduce:
-            return batch, RowParams.empty()
+            return batch, NO_ROWS
         owner = np.searchsorted(offsets, logit_rows, side="right") - 1
         return batch, self.params.rows(sequences[owner], positions[logit_rows] + 1)
 

@@ -60,7 +60,8 @@ class Gateway(Actor[GatewayOptions]):
         if self.entries:
             self.emptied.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.emptied.wait(), max(0.0, deadline - 0.5))
+                async with asyncio.timeout(max(0.0, deadline - 0.5)):
+                    await self.emptied.wait()
         for entry in list(self.entries.values()):
             self._refuse(entry, "shutting_down", "the server stopped before the request was finished", 5.0)
         await self.door.close()

@@ -22,11 +22,6 @@ class RowParams(NamedTuple):
     sample: I32  # [L]
     position: I32  # [L]
 
-    @classmethod
-    def empty(cls) -> "RowParams":
-        """No rows."""
-        return SequenceParams().rows(np.zeros(0, np.int32), np.zeros(0, np.int32))
-
 
 class SequenceParams:
     """Sampling parameters by dense sequence index."""
@@ -65,3 +60,6 @@ class SequenceParams:
             for name in ("_temperature", "_top_k", "_top_p", "_seed", "_sample"):
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+
+
+NO_ROWS = SequenceParams().rows(np.zeros(0, np.int32), np.zeros(0, np.int32))

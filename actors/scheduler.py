@@ -188,8 +188,13 @@ class Scheduler(Actor[SchedulerOptions]):
             try:
                 return await self._prepare(kind, patience)
             except PeerRestarted:
-                self.wake.clear()
-                await asyncio.wait_for(self.wake.wait(), max(0.1, ends - time.monotonic()))
+                await self._woken(ends)
+
+    async def _woken(self, ends: float) -> None:
+        """Wait for news of another cell. Raises TimeoutError at ``ends``, a monotonic second."""
+        self.wake.clear()
+        async with asyncio.timeout(max(0.1, ends - time.monotonic())):
+            await self.wake.wait()
 
     # ---- planning
 
@@ -366,8 +371,7 @@ class Scheduler(Actor[SchedulerOptions]):
         ends = time.monotonic() + self.options.ask_timeout
         while True:
             while "verifier" in self.down:
-                self.wake.clear()
-                await asyncio.wait_for(self.wake.wait(), max(0.1, ends - time.monotonic()))
+                await self._woken(ends)
             await self._revive()
             if step.verified is None:
                 self._ask_verdict(step)

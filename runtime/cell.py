@@ -29,13 +29,13 @@ from antiphon.runtime.orders import (
     CellSpec,
     Halt,
     Halted,
-    Health,
     Joined,
     Left,
-    Noted,
-    Peers,
+    Meet,
+    Met,
     Probe,
-    Ready,
+    Probed,
+    Started,
     address,
     schema,
 )
@@ -61,11 +61,11 @@ class Agent(Actor[Options]):
         self.cell = cell
         self.starting: asyncio.Task[None] | None = None
 
-    def on_peers(self, message: Peers) -> Noted:
+    def on_meet(self, message: Meet) -> Met:
         """Connect to new incarnations, forget dead ones, tell the actors."""
         self.cell.post.degraded = message.degraded
         self.cell.update(message.peers, message.ready)
-        return Noted()
+        return Met()
 
     def on_begin(self, message: Begin) -> None:
         """Start the actors."""
@@ -86,11 +86,11 @@ class Agent(Actor[Options]):
         await asyncio.sleep(0.01)  # the reply leaves first
         self.cell.halted()
 
-    def on_probe(self, message: Probe) -> Health:
+    def on_probe(self, message: Probe) -> Probed:
         """Report progress."""
         now = time.monotonic()
         runners = {name: r for name, r in self.cell.runners.items() if not name.startswith("@")}
-        return Health({n: now - r.progress if r.waiting() else 0.0 for n, r in runners.items()},
+        return Probed({n: now - r.progress if r.waiting() else 0.0 for n, r in runners.items()},
                       {n: r.waiting() for n, r in runners.items()})
 
 
@@ -162,7 +162,7 @@ class Cell:
             runner.open()
             self.log.debug("actor started", actor=instance, seconds=round(time.monotonic() - began, 3))
         if "root" in self.post.peers:
-            self.post.tell(f"@{self.spec.name}", ROOT, Ready(self.spec.name, self.spec.epoch), CONTROL)
+            self.post.tell(f"@{self.spec.name}", ROOT, Started(self.spec.name, self.spec.epoch), CONTROL)
 
         self._watch(self.spec.plan.deadlines.stall)
 

@@ -24,22 +24,22 @@ class CellSpec(msgspec.Struct, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """A cell's sockets are bound; the digest binds cells of one deployment to the same messages."""
+    """cell -> root: its sockets are bound; the digest binds cells of one deployment to the same messages."""
 
     cell: str
     epoch: int
     digest: str
 
 
-class Ready(Message, frozen=True):
-    """A cell's actors have started."""
+class Started(Message, frozen=True):
+    """cell -> root: all its actors run."""
 
     cell: str
     epoch: int
 
 
 class ActorFailed(Message, frozen=True):
-    """An actor's own failure: the cell ends after saying so."""
+    """cell -> root: an actor's own failure; the cell ends after saying so."""
 
     cell: str
     epoch: int
@@ -48,26 +48,26 @@ class ActorFailed(Message, frozen=True):
 
 
 class Left(Message, frozen=True):
-    """An actor has made a file that must be gone when the deployment is."""
+    """cell -> root: an actor has made a file that must be gone when the deployment is."""
 
     path: str
 
 
-class Noted(Message, frozen=True):
-    """Answers Peers."""
+class Met(Message, frozen=True):
+    """Answers Meet: from now on what the cell sends reaches them."""
 
 
-class Peers(Message, frozen=True):
-    """All cells that are up: name -> address and epoch. ``degraded``: actors whose stand-ins run."""
+class Meet(Message, frozen=True):
+    """root -> cell. All cells that are up: name -> address and epoch. ``degraded``: actors whose stand-ins run."""
 
     peers: dict[str, Peer]
     ready: tuple[str, ...]
     degraded: tuple[str, ...] = ()
-    reply = Noted
+    reply = Met
 
 
 class Begin(Message, frozen=True):
-    """Start the actors."""
+    """root -> cell: start the actors."""
 
 
 class Halted(Message, frozen=True):
@@ -75,23 +75,23 @@ class Halted(Message, frozen=True):
 
 
 class Halt(Message, frozen=True):
-    """Stop the actors, draining until ``deadline`` seconds from now."""
+    """root -> cell: stop the actors, draining until ``deadline`` seconds from now."""
 
     deadline: float
     reply = Halted
 
 
-class Health(Message, frozen=True):
-    """By instance: seconds since the last progress while messages wait (0 when none do), waiting messages."""
+class Probed(Message, frozen=True):
+    """Answers Probe. By instance: seconds since the last progress if messages wait, else 0; how many wait."""
 
     stalled: dict[str, float]
     waiting: dict[str, int]
 
 
 class Probe(Message, frozen=True):
-    """Ask a cell for its health."""
+    """root -> cell: how are you?"""
 
-    reply = Health
+    reply = Probed
 
 
 def address(directory: str, cell: str, epoch: int) -> str:
@@ -101,6 +101,6 @@ def address(directory: str, cell: str, epoch: int) -> str:
 
 def schema(plan: Plan) -> str:
     """Digest of every message that root and cells of a deployment exchange, as this installation defines them."""
-    ours = (Joined, Ready, ActorFailed, Left, Peers, Begin, Halt, Probe, Failed)
+    ours = (Joined, Started, ActorFailed, Left, Meet, Begin, Halt, Probe, Failed)
     theirs = (t for instance in plan.actors for t in assembly.actor_class(plan, instance).handlers)
     return digest([*ours, *theirs, Header])

@@ -27,12 +27,12 @@ from antiphon.runtime.orders import (
     CellSpec,
     Halt,
     Halted,
-    Health,
     Joined,
     Left,
-    Peers,
+    Meet,
     Probe,
-    Ready,
+    Probed,
+    Started,
     address,
     schema,
 )
@@ -61,7 +61,7 @@ class Supervisor(Actor[Options]):
             cell.digest = message.digest
             cell.joined.set()
 
-    def on_ready(self, message: Ready) -> None:
+    def on_started(self, message: Started) -> None:
         """Note that a cell's actors have started."""
         if (cell := self._cell(message.cell, message.epoch)) is not None:
             cell.ready.set()
@@ -194,7 +194,7 @@ class Root:
         joined = {c.name: c for c in self.cells.values() if c.joined.is_set() and c.name in self.post.peers}
         peers = {n: Peer(address(self.directory.path, n, c.epoch), c.epoch) for n, c in joined.items()}
         peers["root"] = Peer(address(self.directory.path, "root", self._epoch), self._epoch)
-        message = Peers(peers, tuple(n for n, c in joined.items() if c.ready.is_set()), tuple(self.degraded))
+        message = Meet(peers, tuple(n for n, c in joined.items() if c.ready.is_set()), tuple(self.degraded))
         known = [self.post.request(ROOT, f"@{name}", message, 10.0, CONTROL) for name in joined]
         for future in known:
             future.add_done_callback(lambda f: f.cancelled() or f.exception())  # a death meanwhile is judged elsewhere
@@ -233,11 +233,12 @@ class Root:
             self._gave_up("", cause)
 
     def _bury(self, cell: CellProcess) -> None:
-        """Let everybody know that a cell is dead."""
+        """Forget a dead cell and let everybody know, unless it is our own doing."""
         cell.died()
         self.post.disconnect(cell.name)
         Path(address(self.directory.path, cell.name, cell.epoch).removeprefix("ipc://")).unlink(missing_ok=True)
-        self._introduce()
+        if not self._stopping.is_set():
+            self._introduce()
 
     def _judge(self, cell: CellProcess) -> None:
         """Count a death. Past the limit an optional actor that causes it gets its stand-in; else raises Escalated."""
@@ -287,8 +288,8 @@ class Root:
             self.log.error("cell makes no progress and is killed", dead=cell.name, culprit=culprit, cause=cause)
             cell.kill()
 
-    async def _ask_health(self, cell: CellProcess, timeout: float) -> Health:
-        health: Health = await self.post.ask(ROOT, f"@{cell.name}", Probe(), timeout, CONTROL)
+    async def _ask_health(self, cell: CellProcess, timeout: float) -> Probed:
+        health: Probed = await self.post.ask(ROOT, f"@{cell.name}", Probe(), timeout, CONTROL)
         return health
 
     # ---- stopping

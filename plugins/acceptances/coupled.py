@@ -28,8 +28,6 @@ class Coupled(Acceptance[Options]):
 
 
 def parameters(params: RowParams) -> sampling.Sampling:
-    """The kernels' form of a step's row parameters."""
-    return sampling.sampling(
-        len(params.position), temperature=params.temperature, top_k=params.top_k, top_p=params.top_p,
-        seed=params.seed, sample=params.sample, position=params.position,
-    )
+    """The kernels' form of a step's row parameters; the door has checked their ranges."""
+    return sampling.Sampling(params.temperature, params.top_k, params.top_p, params.seed,
+                             params.sample.astype(np.int64), params.position.astype(np.int64))

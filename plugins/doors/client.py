@@ -116,7 +116,8 @@ class AsyncClient:
         self._greet()
         self._heart = self._loop.create_task(self._beat(), name="antiphon-client")
         try:
-            await asyncio.wait_for(asyncio.shield(self._welcome), self.patience)
+            async with asyncio.timeout(self.patience):
+                await asyncio.shield(self._welcome)
         except TimeoutError:
             await self.close()
             raise Disconnected(f"no Antiphon server answers at {self.address}; "
@@ -216,11 +217,7 @@ class AsyncClient:
         done = False
         try:
             while not done:
-                try:
-                    item = request.queue.get_nowait() if not request.queue.empty() else \
-                        await asyncio.wait_for(request.queue.get(), self.timeout)
-                except TimeoutError:
-                    raise Timeout(f"no news of the request for {self.timeout:g} s") from None
+                item = request.queue.get_nowait() if not request.queue.empty() else await self._news(request)
                 if isinstance(item, AntiphonError):
                     done = isinstance(item, Refused)  # else the server may still have it, if it comes back
                     raise item
@@ -231,14 +228,25 @@ class AsyncClient:
             if not done and self._started:
                 self._send(wire.Cancel(key))
 
+    async def _news(self, request: _Open) -> Delta | AntiphonError:
+        # Not asyncio.wait_for: in Python 3.11 it swallows a cancellation that comes together with an item.
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await request.queue.get()
+        except TimeoutError:
+            raise Timeout(f"no news of the request for {self.timeout:g} s") from None
+
     async def _query(self, what: str) -> dict[str, Any]:
         if not self._started:
             await self.connect()
         key = secrets.token_bytes(8)
-        query, future = self._queries[key] = wire.Query(key, what), self._loop.create_future()
+        query = wire.Query(key, what)
+        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._queries[key] = query, future
         self._send(query)
         try:
-            return await asyncio.wait_for(future, 10.0)
+            async with asyncio.timeout(10.0):
+                return await future
         except TimeoutError:
             raise Timeout(f"the server did not answer {what} within 10 s") from None
         finally:

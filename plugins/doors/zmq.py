@@ -227,6 +227,7 @@ class ZmqDoor(Door[ZmqOptions]):
         if listen.startswith("ipc://"):
             path = Path(listen.removeprefix("ipc://"))
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.gate.site.leaves(str(path))  # also if this process is killed
         try:
             self._socket.bind(listen)
         except zmq.ZMQError as cause:

@@ -152,6 +152,7 @@ def test_what_everybody_killed_at_once_leaves_is_swept_at_the_next_start(home: P
         everybody = [psutil.Process(probes.process.pid), *probes.cells().values()]
         for process in everybody:
             process.send_signal(signal.SIGSTOP)
+        probes.until(lambda: all(p.status() == psutil.STATUS_STOPPED for p in everybody), "nobody can react")
         for process in everybody:
             process.kill()
         probes.process.wait()

@@ -96,9 +96,8 @@ def test_a_cell_that_dies_while_it_starts_again_is_tried_again(home: Path) -> No
         assert probes.stop() == 0
 
 
-@pytest.mark.parametrize("start", ["hang while bad", "block while bad"])
-def test_a_cell_that_hangs_while_it_starts_again_is_tried_again(home: Path, start: str) -> None:
-    with Deployment(home, A + b(start=start), PATIENT + "[deadlines]\nstart = '1s'\n") as probes:
+def test_a_cell_that_hangs_while_it_starts_again_is_tried_again(home: Path) -> None:
+    with Deployment(home, A + b(start="block while bad"), PATIENT + "[deadlines]\nstart = '1s'\n") as probes:
         (home / "bad").touch()
         probes.cells()["two"].kill()
         probes.until(lambda: "cell did not start" in probes.output(), "it is given up")
@@ -135,7 +134,7 @@ def test_too_many_deaths_end_the_deployment_and_say_why(home: Path) -> None:
 
 def test_deaths_that_lie_far_apart_are_not_added_up(home: Path) -> None:
     with Deployment(home, A + B, "[supervision]\nrestarts = 1\nwithin = '300ms'\nbackoff = '10ms'\n") as probes:
-        for number in range(1, 4):
+        for number in range(1, 3):
             probes.cells()["two"].kill()
             probes.hears("a", "b up", number + 1)
             time.sleep(0.35)
@@ -145,7 +144,7 @@ def test_deaths_that_lie_far_apart_are_not_added_up(home: Path) -> None:
 ONCE = "[supervision]\nrestarts = 1\nbackoff = '10ms'\n"
 
 
-def test_an_optional_actor_that_keeps_failing_gets_its_stand_in(home: Path) -> None:
+def test_an_optional_actor_that_keeps_failing_gets_its_stand_in_and_that_is_all_it_gets(home: Path) -> None:
     """It shares its cell with one that is not optional; the culprit is known."""
     with Deployment(home, A + b(plugin="wild", on_failure="degrade", cell="one"), ONCE) as probes:
         for number in (1, 2):
@@ -153,21 +152,14 @@ def test_an_optional_actor_that_keeps_failing_gets_its_stand_in(home: Path) -> N
             probes.hears("b", "started", number + 1)
         assert [line for line in probes.journal("b") if line.startswith("made")] == [
             "made by WildTrick", "made by WildTrick", "made by PlainTrick"]
-        probes.until(probes.ready, "ready")
+        assert "degraded: the plain stand-in takes over" in probes.output()
         probes.do("a", "ask b trick")
         probes.until(lambda: any(line.startswith("answer") for line in probes.journal("a")), "an answer")
         assert probes.journal("a")[-1].endswith("degraded: b")
-        assert "degraded: the plain stand-in takes over" in probes.output()
-        assert probes.stop() == 0
-
-
-def test_a_stand_in_that_fails_too_ends_the_deployment(home: Path) -> None:
-    with Deployment(home, A + b(plugin="wild", on_failure="degrade"), ONCE) as probes:
-        for number in (1, 2, 3):
-            probes.do("b", "fail")
-            probes.hears("b", "started", number + 1)
         probes.do("b", "fail")
-        assert probes.ends() == 70
+        probes.hears("b", "started", 4)
+        probes.do("b", "fail")
+        assert probes.ends() == 70, "the stand-in has its own chances and no stand-in"
 
 
 def test_a_cell_of_optional_actors_only_is_degraded_whoever_is_to_blame(home: Path) -> None:
@@ -198,30 +190,21 @@ def test_a_cell_where_nobody_knows_who_is_to_blame_is_not_degraded(home: Path) -
 # ---- progress
 
 
-QUICK = ONCE + "[deadlines]\nstall = '600ms'\n"
+QUICK = "[supervision]\nrestarts = 0\nbackoff = '10ms'\n[deadlines]\nstall = '1s'\n"
 
 
 def test_an_actor_that_blocks_its_loop_is_found_named_and_degraded(home: Path) -> None:
     with Deployment(home, A + b(plugin="stuck", on_failure="degrade", cell="one"), QUICK) as probes:
-        for number in (1, 2):
-            probes.do("a", "tell b trick")
-            probes.hears("b", "started", number + 1)
-        assert probes.journal("b").count("made by PlainTrick") == 1
+        probes.do("a", "tell b trick")
+        probes.hears("b", "made by PlainTrick")
         assert '"culprit": "b", "cause": "the loop is stuck in the turn of Do at b for' in probes.output()
         assert "time.sleep(1000)" in probes.output(), "with its stack"
-        assert probes.stop() == 0
-
-
-def test_an_activity_that_blocks_its_loop_is_named_too(home: Path) -> None:
-    with Deployment(home, A + B, QUICK) as probes:
-        probes.do("b", "block")
-        probes.hears("a", "b up", 2)
-        assert "stuck in the activity 'obey' of b" in probes.output()
+        probes.hears("b", "started", 2)
         assert probes.stop() == 0
 
 
 def test_a_cell_that_cannot_even_say_so_is_killed_by_the_root(home: Path) -> None:
-    with Deployment(home, A + B, QUICK) as probes:
+    with Deployment(home, A + b(on_failure="degrade"), QUICK) as probes:
         probes.cells()["two"].send_signal(signal.SIGSTOP)
         probes.hears("a", "b up", 2)
         assert "cell makes no progress and is killed" in probes.output()
@@ -229,12 +212,13 @@ def test_a_cell_that_cannot_even_say_so_is_killed_by_the_root(home: Path) -> Non
         assert probes.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_deployment_that_was_stopped_and_goes_on_is_not_blamed(home: Path) -> None:
     with Deployment(home, A + B, QUICK) as probes:
         everybody = [psutil.Process(probes.process.pid), *probes.cells().values()]
         for process in everybody:
             process.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)
+        time.sleep(4.0)
         for process in reversed(everybody):
             process.send_signal(signal.SIGCONT)
         probes.do("a", "ask b hello")

@@ -168,10 +168,10 @@ async def test_an_ask_ends_at_its_deadline(pair: tuple[Side, Side]) -> None:
     one, two = pair
     began = time.monotonic()
     with pytest.raises(AskTimeout, match="Echo to b: no reply within its deadline"):
-        await ask(one, Echo("x", later=0.3), 0.1)
+        await ask(one, Echo("x", later=0.2), 0.1)
     assert time.monotonic() - began >= 0.1
     assert one.post.counters["asks_timed_out"] == 1
-    await asyncio.sleep(0.4)  # the answer arrives, late, and harms nobody
+    await asyncio.sleep(0.15)  # the answer arrives, late, and harms nobody
     assert await ask(one, Echo("next")) == Echoed("next")
     assert two.failures == one.failures == []
 
