@@ -218,10 +218,11 @@ class Executor(Actor[ExecutorOptions]):
         starts = unpack(message.starts)
         parents = unpack(message.parents) if message.parents else None
         assert self.pools is not None
-        used = -(-int((starts + offsets[1:] - offsets[:-1]).max()) // self.pools.block_size)
+        # The blocks that rows reach: positions are slots but for trees, whose depth is less than their rows.
+        used = int(positions.max() + (0 if parents is None else len(parents))) // self.pools.block_size + 1
         batch = Batch(
             sequences, starts, offsets, unpack(message.ids), positions, parents,
-            tuple(t[sequences, :used] for t in self.tables), logit_rows, message.capture,
+            tuple(t.take(sequences, axis=0)[:, :used] for t in self.tables), logit_rows, message.capture,
         )
         if not message.reduce:
             return batch, NO_ROWS

@@ -22,8 +22,8 @@ class Policy(Plugin[O]):
         """The running sequence to preempt when memory is short."""
         raise NotImplementedError
 
-    def served(self, sequence: Sequence, tokens: int) -> None:
-        """A step computes ``tokens`` rows of the sequence."""
+    def served(self, rows: dict[str, int]) -> None:
+        """A step is launched with these rows, by tenant."""
 
 
 class Length(Plugin[O]):

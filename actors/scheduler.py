@@ -241,9 +241,9 @@ class Scheduler(Actor[SchedulerOptions]):
         self.roster.changes = []
         # Nothing can be drafted after a token that is not known yet: with drafts, only other sequences go ahead.
         step.launched(promise=self._ahead() > 0 and not self.drafter.most)
-        for part in step.parts:
-            self.policy.served(part.sequence, part.rows)
-        self.clock["rows"] += sum(p.rows for p in step.parts)
+        rows = step.rows()
+        self.policy.served(rows)
+        self.clock["rows"] += sum(rows.values())
         step.executed = await self.ask(self.peer("executor"), execute, Executed, self.options.ask_timeout)
         if step.predicting:
             step.verify = step.to_verify(step.executed)
@@ -312,7 +312,7 @@ class Scheduler(Actor[SchedulerOptions]):
                 return False  # finish it first: it may end sequences, and no victim may be in flight
             if any(p.tokens for p in step.parts):
                 for part in step.parts:
-                    part.tokens, part.parents = [], None
+                    part.draft([], None)
                 continue
             victim = self.policy.victim(self.roster.running)
             self.log.debug("preempted", request=victim.request.hex(), length=victim.total)

@@ -14,12 +14,13 @@ from antiphon.actors.sequences import Sequence
 class Part:
     """A sequence's rows in a step: ``count`` tokens from slot ``start``, then the drafts."""
 
-    __slots__ = ("count", "last", "logit_row", "parents", "pending", "promised", "sequence", "start", "tokens")
+    __slots__ = ("count", "last", "logit_row", "parents", "pending", "promised", "rows", "sequence", "start", "tokens")
 
     def __init__(self, sequence: Sequence, count: int):
         self.sequence = sequence
         self.start = sequence.planned
         self.count = count
+        self.rows = count  # with drafts
         self.last = sequence.planned + count == sequence.total  # its last row predicts a new token
         self.pending = sequence.pending if self.last else None
         self.tokens: list[int] = []  # drafts
@@ -31,14 +32,14 @@ class Part:
         """Begin after ``hit`` slots that the prefix cache holds."""
         sequence = self.sequence
         self.start = hit
-        self.count = min(self.count, sequence.total - hit)
+        self.count = self.rows = min(self.count, sequence.total - hit)
         self.last = hit + self.count == sequence.total
         self.pending = sequence.pending if self.last else None
 
-    @property
-    def rows(self) -> int:
-        """Rows with drafts."""
-        return self.count + len(self.tokens)
+    def draft(self, tokens: list[int], parents: list[int] | None) -> None:
+        """Add drafts, or take them away."""
+        self.tokens, self.parents = tokens, parents
+        self.rows = self.count + len(tokens)
 
 
 class Outcome(NamedTuple):
@@ -89,8 +90,8 @@ class Step:
         for r, part in enumerate(self.predicting):
             if part.sequence.handle not in lost:
                 part.sequence.have = len(part.sequence.ids)
-                part.tokens = tokens[offsets[r]:offsets[r + 1]]
-                part.parents = parents[offsets[r]:offsets[r + 1]] if parents is not None else None
+                part.draft(tokens[offsets[r]:offsets[r + 1]],
+                           parents[offsets[r]:offsets[r + 1]] if parents is not None else None)
         return lost
 
     def reserve(self, ahead: int) -> Reserve | None:
@@ -105,7 +106,7 @@ class Step:
 
     def execute(self, changes: list[int], ticket: int, capture: tuple[str, ...], reduce: bool) -> Execute:
         """The rows for the executor; gives every predicting part its logit row."""
-        self.plain = all(p.count == 1 and p.last and not p.tokens for p in self.parts)
+        self.plain = all(p.rows == 1 and p.last for p in self.parts)
         if self.plain:
             return self._execute_plain(changes, ticket, capture, reduce)
         ids: list[int] = []
@@ -161,6 +162,14 @@ class Step:
         return Execute(self.number, self.handles, starts, ramp(rows + 1), pack(ids), starts, b"", ramp(rows),
                        pack(changes), pending_step, ticket, capture, reduce)
 
+    def rows(self) -> dict[str, int]:
+        """Rows by tenant."""
+        rows: dict[str, int] = {}
+        for part in self.parts:
+            tenant = part.sequence.tenant
+            rows[tenant] = rows.get(tenant, 0) + part.rows
+        return rows
+
     def to_verify(self, executed: Executed) -> Verify:
         """The predicting rows for the verifier."""
         if self.plain:
@@ -205,27 +214,24 @@ class Step:
             sequence.flight -= 1
             rows: list[int] = []
             ids: list[int] = []
-            finish = ""
             if part.last:
-                rows = all_kept[kept_offsets[r]:kept_offsets[r + 1]]
-                ids = all_ids[offsets[r]:offsets[r + 1]]
-                r += 1
                 sequence.unknown -= part.promised
-                if sequence.cancelled or sequence.finish():
-                    ids, rows = [], []  # planned ahead of a stop: the token is no one's
+                if sequence.cancelled:  # its token is no one's; one planned ahead of its stop is cancelled too
                     sequence.total = len(sequence.ids) + sequence.unknown
                 else:
-                    index = sequence.generated
-                    ids, finish = sequence.append(ids)
+                    index = len(sequence.ids) - sequence.prompt_length
+                    ids, finish = sequence.append(all_ids[offsets[r]:offsets[r + 1]])
                     sequence.have = len(sequence.ids)
-                    if rows:
-                        rows = rows[:len(ids) - 1]
+                    if part.tokens:
+                        rows = all_kept[kept_offsets[r]:kept_offsets[r + 1]][:len(ids) - 1]
                     outcome.emitted.append((sequence, index, ids, finish))
+                    if finish:
+                        outcome.finished.append((sequence, finish))
+                        sequence.cancelled = finish if sequence.flight else ""  # what is planned beyond is no one's
+                r += 1
             sequence.computed = part.start + part.count + len(rows)
             if not sequence.flight:
                 sequence.planned = sequence.computed
-            if finish:
-                outcome.finished.append((sequence, finish))
             outcome.kept.append(rows)
             outcome.ids.append(ids)
         return outcome

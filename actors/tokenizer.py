@@ -111,6 +111,12 @@ class Tokenizer(Actor[TokenizerOptions]):
         self.down = False  # the scheduler's cell died and is not back
         self.most_id = 0  # ids from here on are refused before a decoder sees them
 
+    @classmethod
+    def crossing(cls, kind: str, options: dict[str, Any], sections: dict[str, Any]) -> str:
+        """The gateway's edge to a tokenizer elsewhere carries texts and ids."""
+        return ("per request: its text, then 4 bytes for each token of its prompt; "
+                "per sequence and step: 4 bytes and the text of each new token, about 40 bytes of names and numbers")
+
     async def start(self) -> None:
         """Read the vocabulary off the loop, so that the first request does not wait for it."""
         facts = await asyncio.get_running_loop().run_in_executor(self.workers, self.vocabulary.facts)

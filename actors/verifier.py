@@ -94,14 +94,15 @@ class Verifier(Actor[VerifierOptions]):
 
     def on_verify(self, message: Verify) -> "Verified | asyncio.Future[Verified]":
         """Queue the judgement behind the step's rows, or judge the frames."""
-        offsets = unpack(message.offsets)
+        offsets, tokens, positions = unpack(message.offsets), unpack(message.tokens), unpack(message.positions)
+        sequences = indexes(unpack(message.sequences))
         parents = unpack(message.parents) if message.parents else None
-        local = np.arange(offsets[-1], dtype=np.int32) - np.repeat(offsets[:-1], np.diff(offsets))
-        depth = local if parents is None else _depths(parents, offsets)
-        owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        positions = unpack(message.positions)[owner] + depth
-        params = self.params.rows(indexes(unpack(message.sequences))[owner], positions.astype(np.int32))
-        rows = Rows(None, (), params, offsets, unpack(message.tokens), parents)
+        if len(tokens) > len(sequences):  # drafts: each row predicts the token one deeper than itself
+            counts = np.diff(offsets)
+            owner = np.repeat(np.arange(len(counts)), counts)
+            depth = np.arange(len(tokens)) - offsets[:-1][owner] if parents is None else _depths(parents, offsets)
+            sequences, positions = sequences[owner], (positions[owner] + depth).astype(np.int32)
+        rows = Rows(None, (), self.params.rows(sequences, positions), offsets, tokens, parents)
         if message.logits is None:
             return _verified(self.rule.verify(rows._replace(reduced=tuple(_view(f) for f in message.frames))))
         device, handle = self.device, message.logits

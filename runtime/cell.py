@@ -44,8 +44,10 @@ from antiphon.runtime.post import Peer, Post
 from antiphon.runtime.process import FAILED
 from antiphon.runtime.watchdog import Watchdog
 
-# The device thread dispatches operators in Python while the loop answers messages. With the default of 5 ms the
-# loop can wait that long for the GIL at each hop; 0.2 ms bounds a hop and costs a switch per 0.2 ms at worst.
+# The device thread dispatches operators in Python while the loop answers messages, and each hop wakes the loop anew:
+# with the default of 5 ms it waits up to that long for the GIL, hop after hop. 0.2 ms bounds the wait of a hop, and
+# a switch per 0.2 ms at worst costs the thread a few per cent; less gains nothing more. The numbers are printed by
+# `pytest -m bench -s tests/behaviour/test_idle.py`.
 SWITCH_INTERVAL = 0.0002
 ORPHANED = 71  # exit code of a cell whose root is dead
 
@@ -144,7 +146,7 @@ class Cell:
         """Start the actors in order and open their mailboxes. What goes wrong is told to ``failed``."""
         deadline = self.spec.plan.deadlines.start
         ends = time.monotonic() + deadline
-        self._watch(deadline + 1.0)
+        self._watch(deadline + 0.5)  # an actor that awaits is told first, by name
         for instance in self.spec.plan.cells[self.spec.name].actors:
             runner = self.runners[instance]
             began = time.monotonic()

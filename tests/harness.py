@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 
 from antiphon.plugins.backends.null import NullOptions, expected
-from antiphon.plugins.doors.sync import Client
 from antiphon.plugins.doors.llm import LLM
+from antiphon.plugins.doors.sync import Client
 
 NULL = ("actors.executor.plugin='null'", "actors.tokenizer.plugin='bytes'")
 DELIVERIES = ("zmq", "direct")

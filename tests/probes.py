@@ -373,7 +373,7 @@ class Deployment:
         install(home)
         config = home / "probes.toml"
         config.write_text(f"schema = 1\n{settings}\n{actors.replace('HOME', str(home))}")
-        paths = [str(home), str(Path(__file__).parents[1])]
+        paths = [str(home), str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1",
                             "XDG_RUNTIME_DIR": str(self.run), **(environment or {})}
         command = [sys.executable, "-P", "-m", "antiphon", "serve", str(config)]
@@ -406,14 +406,13 @@ class Deployment:
     def cells(self) -> dict[str, psutil.Process]:
         """Living cell processes by name."""
         found = {}
-        for process in psutil.process_iter():
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                line = process.cmdline()
-                if "antiphon.runtime.cell" in line and process.environ().get("XDG_RUNTIME_DIR") == str(self.run) and (
-                        process.status() != psutil.STATUS_ZOMBIE):
-                    found[line[line.index("antiphon.runtime.cell") + 1]] = process
-            except psutil.Error:
-                continue
+                line = path.read_bytes().decode(errors="replace").split("\0")
+                if "antiphon.runtime.cell" in line and line[-2].startswith(f"{self.run}/"):
+                    found[line[line.index("antiphon.runtime.cell") + 1]] = psutil.Process(int(path.parent.name))
+            except (OSError, psutil.Error):
+                continue  # it has just ended
         return found
 
     def until(self, condition: Any, what: str, timeout: float = 20.0) -> None:

@@ -3,13 +3,13 @@
 It does not know drafters: given equal logits, the text of a seed is the same with any drafter or none.
 """
 
+import numpy as np
+
 from antiphon.actors.rows import RowParams
 from antiphon.actors.verifier import Acceptance, Rows, Verdict
 from antiphon.kernels import reduction, sampling
 from antiphon.plugins.acceptances.equality import judge
 from antiphon.runtime.plugin import Options
-
-import numpy as np
 
 
 class Coupled(Acceptance[Options]):

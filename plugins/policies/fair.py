@@ -45,6 +45,7 @@ class Fair(Policy[Options]):
         """The newest gives way: it has the least to compute again."""
         return max(running, key=lambda s: s.arrival)
 
-    def served(self, sequence: Sequence, tokens: int) -> None:
+    def served(self, rows: dict[str, int]) -> None:
         """Count."""
-        self._served[sequence.tenant] = self._served.get(sequence.tenant, 0) + tokens
+        for tenant, count in rows.items():
+            self._served[tenant] = self._served.get(tenant, 0) + count

@@ -1,7 +1,9 @@
 """A deployment that nobody uses leaves the processor alone."""
 
 import asyncio
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 import zmq
 from tests.harness import Server
 from tests.probes import Deployment, Echo, Echoed, Side, introduce, settled
+
+from antiphon.runtime.cell import SWITCH_INTERVAL
 
 
 @pytest.fixture
@@ -74,3 +78,43 @@ def test_what_an_idle_server_uses(home: Path, capsys: pytest.CaptureFixture[str]
                   f"({', '.join(f'{name} {value:.2f}' for name, value in percent.items())}), {wakeups:.1f} wakes/s")
         assert sum(percent.values()) < 1.0
         assert server.stop() == 0
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize("interval", [0.005, 0.001, SWITCH_INTERVAL, 0.00005])
+async def test_what_an_ask_takes_beside_a_thread_that_runs_python(
+        interval: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """The argument for SWITCH_INTERVAL."""
+    context: zmq.Context[Any] = zmq.Context()
+    side = Side(context, "one", "a", "b")
+    over, rounds = threading.Event(), 0
+
+    def work() -> None:
+        nonlocal rounds
+        while not over.is_set():
+            sum(i * i for i in range(200))
+            rounds += 1
+
+    before = sys.getswitchinterval()
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        sys.setswitchinterval(interval)
+        took, began, done = [], time.perf_counter(), rounds
+        while time.perf_counter() - began < 2.0:
+            asked = time.perf_counter()
+            await side["a"].ask("b", Echo("x"), Echoed)
+            took.append(time.perf_counter() - asked)
+            await asyncio.sleep(0.002)  # a step's rhythm: the loop mostly waits
+        rate = (rounds - done) / (time.perf_counter() - began)
+    finally:
+        sys.setswitchinterval(before)
+        over.set()
+        thread.join()
+        side.post.close()
+        context.destroy(linger=0)
+    took.sort()
+    with capsys.disabled():
+        print(f"\nswitch interval {1e3 * interval:.2f} ms: an ask takes {1e3 * took[len(took) // 2]:.2f} ms at the "
+              f"median, {1e3 * took[len(took) * 99 // 100]:.2f} at the 99th percentile; "
+              f"the thread does {rate:.0f} rounds/s")

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.checkpoints import gguf_file, hf_checkpoint, tiny_llama
+from tests.harness import DELIVERIES
 from transformers import AutoModelForCausalLM
 
 from antiphon.plugins.doors.client import AsyncClient, Completion
 from antiphon.plugins.doors.llm import LLM
-from tests.checkpoints import gguf_file, hf_checkpoint, tiny_llama
-from tests.harness import DELIVERIES
 
 GAP = 2e-3  # a prompt whose run has a smaller gap between its best two logits is listed and left out
 REQUESTS = 64
