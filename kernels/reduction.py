@@ -10,7 +10,8 @@ import numpy as np
 
 from antiphon.kernels.sampling import F32, I32, Reduced, Sampling, choose_reduced, reduce
 
-_TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i8"), np.dtype("<f4"), np.dtype("<i4"), np.dtype("?"))  # in the order of Reduced's fields
+# In the order of Reduced's fields.
+_TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i8"), np.dtype("<f4"), np.dtype("<i4"), np.dtype("?"))
 
 
 def to_frames(logits: F32, params: Sampling) -> list[Any]:

@@ -24,8 +24,11 @@ class Directory:
     def __init__(self, longest: int):
         self.path = _make(longest)
         # The lock, not the process id in the name, says that we live: ids are reused, and unknown in other containers.
-        self._lock = os.open(f"{self.path}/{LOCK}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # It is held before it has its name, so that no sweep ever finds it free.
+        draft = Path(self.path) / f"{LOCK}.draft"
+        self._lock = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        draft.rename(Path(self.path) / LOCK)
 
     def close(self) -> None:
         """Remove the directory and all in it; idempotent."""

@@ -3,6 +3,7 @@
 It does not know what is logged; it hides the values of the keys that carry users' text.
 """
 
+import contextlib
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -22,7 +23,7 @@ def configure(level: str = "info", style: str = "auto", prompts: bool = False, e
 
     ``everywhere``: also structlog's own defaults, in a process that is ours: what plugins log is redacted too.
     """
-    json_lines = style == "json" or (style == "auto" and not sys.stderr.isatty())
+    json_lines = style == "json" or (style == "auto" and not _terminal())
     chain: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -33,7 +34,7 @@ def configure(level: str = "info", style: str = "auto", prompts: bool = False, e
     if json_lines:
         chain += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
     else:
-        chain.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+        chain.append(structlog.dev.ConsoleRenderer(colors=_terminal()))
     wrapper = structlog.make_filtering_bound_logger(LEVELS.get(level, logging.INFO))
     _setup.update(processors=chain, wrapper_class=wrapper)
     if everywhere:
@@ -55,6 +56,13 @@ def logger(**bound: Any) -> Any:
     return structlog.wrap_logger(structlog.WriteLogger(_STDERR), **_setup).bind(**bound)
 
 
+def _terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (ValueError, AttributeError):
+        return False
+
+
 def _within(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         if not depth:
@@ -72,13 +80,19 @@ def _hidden(value: Any) -> Any:
 
 
 class _Stderr:
-    """The stderr of the moment: a program, or a test, may put another in its place."""
+    """The stderr of the moment: a program, or a test, may put another in its place.
+
+    A log that nobody reads any more (a closed pipe, a full disk) is no reason to fail.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: it is None in a daemon
+            return sys.stderr.write(text)
+        return 0
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
 
 
 _STDERR: Any = _Stderr()

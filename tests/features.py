@@ -59,8 +59,8 @@ def table() -> str:
     numbers = {test: n for n, test in enumerate(sorted({t for ts in tests.values() for t in ts}), start=1)}
     lines = [
         "# What works together", "",
-        "Made by `python tests/features.py` from the markers of the tests and the refusals of `antiphon check`. A number",
-        "is a test below that shows row and column together; a cell may not be empty.", "",
+        "Made by `python tests/features.py` from the markers of the tests and the refusals of `antiphon check`.",
+        "A number is a test below that shows row and column together; a cell may not be empty.", "",
         "| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names),
     ]
     for row in names:

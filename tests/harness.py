@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import psutil
@@ -91,7 +92,7 @@ class Server:
         """What the server has logged."""
         return self.log.read_text(errors="replace")
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,10 +101,8 @@ class Server:
             self.process.kill()
             self.process.wait(10)
         for child in children:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 child.kill()
-            except psutil.NoSuchProcess:
-                pass
 
 
 def until(condition: object, timeout: float = 10.0, what: str = "the condition") -> None:

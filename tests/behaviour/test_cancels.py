@@ -101,7 +101,7 @@ def assert_whole(found: dict[str, dict[str, object]]) -> None:
     assert found["drafter"]["mirrors"] == 0
 
 
-GRACE = ("actors.gateway.options.client_grace=3.0", "actors.gateway.options.starved_grace=2.0")
+GRACE = ("actors.gateway.options.client_grace=2.0", "actors.gateway.options.starved_grace=1.0")
 
 
 def test_two_hundred_bad_manners_beside_thirty_two_requests(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_two_hundred_bad_manners_beside_thirty_two_requests(tmp_path: Path) -> N
 def test_bad_manners_in_a_small_pool(name: str) -> None:
     settings = (f"delivery={name!r}", *GRACE, "actors.allocator.options.blocks=110",
                 "actors.scheduler.options.max_chunk=8")
-    requests = [a._replace(max_tokens=150) for a in running(3)[:8]]
+    requests = [a._replace(max_tokens=120) for a in running(3)[:6]]
     with graph(*settings) as llm:
-        asyncio.run(bear(llm.address, Chaos(llm.address, 7), requests, 60))
+        asyncio.run(bear(llm.address, Chaos(llm.address, 7), requests, 40))
 
         def settled() -> bool:
             found = llm.stats()

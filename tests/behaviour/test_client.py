@@ -95,7 +95,7 @@ class Wire:
 
 @pytest.mark.parametrize("fault", ["lose", "repeat"])
 def test_frames_lost_or_repeated_on_the_way_change_nothing(llm: LLM, tmp_path: Path, fault: str) -> None:
-    requests = [a._replace(max_tokens=50) for a in asks(6, 31, longest=20)]
+    requests = [a._replace(max_tokens=50) for a in asks(3, 31, longest=20)]
     with Wire(tmp_path, llm.address, 1, **{fault: 0.1}) as between:
         assert_owed(requests, at_once(between.address, requests, timeout=30))
         assert between.lost + between.repeated > 3

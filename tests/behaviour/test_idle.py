@@ -13,7 +13,8 @@ import psutil
 import pytest
 import zmq
 from tests.harness import Server
-from tests.probes import Deployment, Echo, Echoed, Side, introduce, settled
+from tests.probes import Deployment
+from tests.recorders import Echo, Echoed, Side, introduce, settled
 
 from antiphon.runtime.cell import SWITCH_INTERVAL
 

@@ -1,6 +1,7 @@
 """``kill -9`` at any moment: every stream ends with exactly the tokens of an undisturbed run."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from tests.callers import POOL, Answer, Ask, answered, asks, gather, owed
-from tests.harness import Server, until
+from tests.harness import DELIVERIES, Server, until
 
 from antiphon.plugins.doors.client import AsyncClient, Completion
 from antiphon.plugins.doors.errors import Disconnected
@@ -61,19 +62,24 @@ def test_twenty_kills_at_random_moments(tmp_path: Path, cell: str) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     streams = null_streams(1)
-    moments = [[draw.uniform(0.01, 0.3) for _ in range(10)] for _ in range(2)]
+    moments = [[draw.uniform(0.01, 0.3) for _ in range(5)] for _ in range(4)]  # four deployments side by side
 
     async def main(servers: Sequence[Server]) -> None:
         await asyncio.gather(*(kills(s, [cell], streams, m) for s, m in zip(servers, moments, strict=True)))
 
-    with Server(tmp_path / "zmq", *NULL) as one, Server(tmp_path / "direct", *NULL, "delivery='direct'") as two:
-        asyncio.run(main([one, two]))
-        for server in (one, two):
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server(tmp_path / str(n), *NULL, f"delivery={DELIVERIES[n % 2]!r}", wait=False))
+                   for n in range(4)]
+        for server in servers:
+            with server.client() as client:
+                client.wait_ready(60)
+        asyncio.run(main(servers))
+        for server in servers:
             with server.client() as client:
                 found = client.stats()
             assert found["gateway"]["open"] == found["tokenizer"]["requests"] == 0
             assert (found["allocator"]["holds"], found["allocator"]["faults"]) == (0, [])
-            assert server.text().count('"cell died"') == 10
+            assert server.text().count('"cell died"') == 5
             assert server.stop() == 0
 
 
@@ -82,12 +88,12 @@ def test_kills_of_both_cells_and_during_prefill_and_among_preemptions(tmp_path: 
     seed = time.time_ns() % 1_000_000
     print(f"seed {seed}")
     draw = random.Random(seed)
-    long = [a._replace(max_tokens=20) for a in asks(STREAMS, 2, longest=150)]
+    long = [a._replace(max_tokens=12) for a in asks(STREAMS, 2, longest=100)]
     streams = [Stream(a.prompt, a.options(), owed(a)) for a in long]
     small = ("actors.allocator.options.block_size=4", "actors.allocator.options.blocks=60",
-             "actors.scheduler.options.max_chunk=8", "actors.scheduler.options.max_step_tokens=32")
+             "actors.scheduler.options.max_chunk=16", "actors.scheduler.options.max_step_tokens=64")
     with Server(tmp_path, *PATIENT, *SLOW, *small) as server:
-        for cells in (["step", "front"], ["step"], ["front", "step"], ["front"]):
+        for cells in (["step", "front"], ["step"], ["front"]):
             asyncio.run(disturbed(server, cells, streams, draw.uniform(0.0, 0.2)))
         assert server.stop() == 0
 
@@ -98,7 +104,7 @@ def test_kills_of_cells_with_one_actor(tmp_path: Path) -> None:
     draw = random.Random(3)
     streams = null_streams(3)
     with Server(tmp_path, *NULL, *alone) as server:
-        for cells in (["text"], ["verdicts"], ["drafts"], ["text", "step"], ["verdicts", "step", "drafts"]):
+        for cells in (["text"], ["verdicts", "drafts"], ["text", "step"], ["verdicts", "step"]):
             asyncio.run(disturbed(server, cells, streams, draw.uniform(0.05, 0.25)))
         assert server.stop() == 0
 
@@ -107,7 +113,7 @@ def test_a_request_that_arrives_while_the_step_cell_is_down_is_served(tmp_path: 
     """Nothing was in flight at the death, so nothing is replayed; what comes meanwhile must not be lost."""
     ask = Ask((1, 2, 3), 5)
     with Server(tmp_path, *PATIENT, *POOL) as server, server.client(timeout=30) as client:
-        for _ in range(3):
+        for _ in range(2):
             server.kill("step")
             until(lambda: not client.health()["ready"], what="the death is noticed")
             assert client.generate(ask.prompt, max_tokens=5).ids == owed(ask).ids
@@ -138,7 +144,7 @@ def test_requests_that_arrive_while_suspects_are_tried_are_served(tmp_path: Path
 
 def test_without_the_root_clients_hear_of_it_and_nothing_stays(tmp_path: Path) -> None:
     async def main(server: Server) -> None:
-        async with AsyncClient(server.address, patience=2) as client:
+        async with AsyncClient(server.address, patience=1) as client:
             work = asyncio.ensure_future(gather(client, [Ask((1, 2), 4000)] * STREAMS))
             await asyncio.sleep(0.2)
             began = time.monotonic()

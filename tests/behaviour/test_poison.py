@@ -12,7 +12,7 @@ from tests.harness import Server
 from antiphon.plugins.doors.client import AsyncClient, Completion
 from antiphon.plugins.doors.errors import Refused
 
-SLOW = ("actors.executor.options.step_seconds=0.003", "supervision.backoff='10ms'", *POOL)
+SLOW = ("actors.executor.options.step_seconds=0.002", "supervision.backoff='10ms'", *POOL)
 
 
 def kills(ask: Ask) -> int:
@@ -48,8 +48,7 @@ def assert_found(requests: Sequence[Ask], outcome: Sequence[Completion | BaseExc
 
 
 @pytest.mark.feature("crash-replay", "sampling", "one-ahead", "direct-delivery")
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-@pytest.mark.parametrize("name", ["zmq", "direct"])
+@pytest.mark.parametrize(("place", "name"), [("first", "zmq"), ("middle", "direct"), ("last", "zmq")])
 def test_a_poisonous_prompt_among_fifteen_others(tmp_path: Path, place: str, name: str) -> None:
     requests = HARMLESS[:15]
     requests.insert({"first": 0, "middle": 7, "last": 15}[place], Ask((4, 5, 511, 7), 30))

@@ -18,8 +18,8 @@ def memory(blocks: int, size: int, ahead: int = 4) -> tuple[str, ...]:
 @pytest.mark.feature("preemption", "sampling", "chunked-prefill", "one-ahead", "direct-delivery", "windows")
 @pytest.mark.parametrize("name", DELIVERIES)
 @pytest.mark.parametrize(("blocks", "size", "window"), [(110, 1, 24), (30, 4, 0), (9, 16, 24)])
-def test_sixty_four_requests_in_a_pool_for_two(name: str, blocks: int, size: int, window: int) -> None:
-    requests = asks(64, seed=11, longest=50, most=40)
+def test_forty_requests_in_a_pool_for_two(name: str, blocks: int, size: int, window: int) -> None:
+    requests = asks(40, seed=11, longest=50, most=40)
     settings = (*memory(blocks, size), f"actors.executor.options.window={window}",
                 "actors.scheduler.options.max_chunk=13")
     with graph(f"delivery={name!r}", *settings) as llm:

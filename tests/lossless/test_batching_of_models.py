@@ -21,6 +21,7 @@ from antiphon.plugins.doors.llm import LLM
 
 GAP = 2e-3  # a prompt whose run has a smaller gap between its best two logits is listed and left out
 REQUESTS = 64
+Asked = tuple[Sequence[int], dict[str, Any]]
 
 
 def prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]:
@@ -28,7 +29,7 @@ def prompts(count: int, vocabulary: int, longest: int) -> list[list[int]]:
     return [random.integers(0, vocabulary, int(random.integers(3, longest))).tolist() for _ in range(count)]
 
 
-async def answers(address: str, asked: Sequence[tuple[Sequence[int], dict[str, Any]]], at_once: int) -> list[Completion]:
+async def answers(address: str, asked: Sequence[Asked], at_once: int) -> list[Completion]:
     gate = asyncio.Semaphore(at_once)
     async with AsyncClient(address) as client:
 
@@ -49,15 +50,15 @@ def gaps(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> tuple[list[in
 
 def check(path: Path, requests: int, tokens: int, vocabulary: int, longest: int, blocks: int) -> None:
     base = [f"actors.allocator.options.blocks={blocks}", "actors.allocator.options.block_size=8"]
-    asked: list[tuple[Sequence[int], dict[str, Any]]] = []
+    asked: list[Asked] = []
     for i, prompt in enumerate(prompts(requests, vocabulary, longest)):
         cut = ({}, {"top_k": 40}, {"top_p": 0.9}, {"top_k": 60, "top_p": 0.95})[i // 2 % 4]
         sampled = {"temperature": 0.9, "seed": 1000 + i, **cut}
         asked.append((prompt, {"max_tokens": tokens, **(sampled if i % 2 else {})}))
     with LLM(str(path), dtype="float32", settings=base) as llm:
         alone = asyncio.run(answers(llm.address, asked, 1))
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent if path.is_file() else path, dtype=torch.float32, **({"gguf_file": path.name} if path.is_file() else {}))
+    name = {"gguf_file": path.name} if path.is_file() else {}
+    model = AutoModelForCausalLM.from_pretrained(path.parent if name else path, dtype=torch.float32, **name)
     close = set()
     for i, (prompt, options) in enumerate(asked):
         choice, gap = gaps(model, prompt, alone[i].ids)

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from tests.probes import settled
+from tests.recorders import settled
 
 from antiphon.runtime import link
 from antiphon.runtime.errors import Overloaded

@@ -169,6 +169,23 @@ def test_a_logger_follows_stderr(monkeypatch: pytest.MonkeyPatch, stderr: Captur
     assert "two" in later.getvalue()
 
 
+@pytest.mark.parametrize("gone", ["closed", "none", "broken"])
+def test_a_log_that_nobody_reads_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    log.configure("info", "json")
+    logger = log.logger()
+    stream: io.StringIO | None = Broken() if gone == "broken" else io.StringIO()
+    if gone == "closed" and stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", None if gone == "none" else stream)
+    logger.info("lost")
+    log.configure()
+    log.logger().error("lost too")
+
+
 def test_a_logger_works_before_anybody_has_configured(stderr: Captured) -> None:
     log._setup.clear()
     log.logger().info("early", text=SECRET)

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.probes import Boom, Echo, Echoed, Misfit, Note, Recorder, Urge
+from tests.recorders import Boom, Echo, Echoed, Misfit, Note, Recorder, Urge
 
 from antiphon.runtime import actor as core
 from antiphon.runtime import log

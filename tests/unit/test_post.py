@@ -1,55 +1,32 @@
-"""The post between real sockets: order, asks and their ends, credits, epochs, hostile frames; and direct delivery."""
+"""The post, the same over every delivery: order, turns, asks and how they end; and deaths of peers."""
 
 import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
-from tests.probes import Boom, Echo, Echoed, Misfit, Note, Recorder, Side, Urge, introduce, settled
+from tests.recorders import Boom, Echo, Echoed, Misfit, Note, Recorder, Side, Sides, Urge, introduce, settled, sides
 
-from antiphon.runtime import link, post
-from antiphon.runtime.errors import AskFailed, AskTimeout, Overloaded, Oversized, PeerRestarted
+from antiphon.runtime.errors import AskFailed, AskTimeout, Overloaded, PeerRestarted
 from antiphon.runtime.message import (
-    ASK,
     CONTROL,
-    CREDIT,
     DATA,
-    FAILURE,
-    MAX_FRAMES,
-    REPLY,
-    TELL,
     Buffer,
-    Codec,
-    Header,
     Message,
 )
 
-Make = Callable[..., Side]
-
 
 @pytest.fixture
-async def make() -> AsyncIterator[Make]:
-    """Sides that are closed afterwards; closing must be quick and complete."""
-    context: zmq.Context[Any] = zmq.Context()
-    sides: list[Side] = []
-
-    def new(name: str, *instances: str, **options: Any) -> Side:
-        sides.append(Side(context, name, *instances, **options))
-        return sides[-1]
-
-    yield new
-    for side in sides:
-        side.post.close()
-    context.destroy(linger=0)
+async def make() -> AsyncIterator[Sides]:
+    with sides() as made:
+        yield made
 
 
 @pytest.fixture(params=["far", "near", "direct"])
-async def pair(request: pytest.FixtureRequest, make: Make) -> tuple[Side, Side]:
+async def pair(request: pytest.FixtureRequest, make: Sides) -> tuple[Side, Side]:
     """Where actor "a" and where actor "b" lives: two cells, one cell over its own socket, one cell directly."""
     if request.param == "far":
         one, two = make("one", "a"), make("two", "b")
@@ -229,7 +206,7 @@ async def test_large_buffers_travel_both_ways(pair: tuple[Side, Side]) -> None:
     assert later.data == Buffer(blob)
 
 
-async def test_messages_wait_for_a_mailbox_to_open(make: Make, pair: tuple[Side, Side]) -> None:
+async def test_messages_wait_for_a_mailbox_to_open(make: Sides, pair: tuple[Side, Side]) -> None:
     one, two = pair
     two.post.local["b"].close()
     one["a"].tell("b", Note("data"))
@@ -242,7 +219,7 @@ async def test_messages_wait_for_a_mailbox_to_open(make: Make, pair: tuple[Side,
     assert two["b"].heard == ["!control", "data", "asked"]
 
 
-async def test_a_direct_receiver_that_never_opens_refuses(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_direct_receiver_that_never_opens_refuses(make: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.runtime.actor.MAILBOX", 10)
     side = make("one", "a", "b", direct=True, closed=True)
     for _ in range(10):
@@ -253,7 +230,7 @@ async def test_a_direct_receiver_that_never_opens_refuses(make: Make, monkeypatc
         await ask(side, Echo("x"))
 
 
-async def test_direct_delivery_hands_over_the_object_at_once(make: Make) -> None:
+async def test_direct_delivery_hands_over_the_object_at_once(make: Sides) -> None:
     side = make("one", "a", "b", direct=True)
     blob = Buffer(bytearray(10))
     answer = side.post._begin("a", "b", Echo("x", blob), 5.0, DATA)
@@ -261,124 +238,10 @@ async def test_direct_delivery_hands_over_the_object_at_once(make: Make) -> None
     assert side.post.counters["frames_out"] == 0
 
 
-# ---- lanes and credits
-
-
-async def test_control_overtakes_data_that_has_already_arrived(make: Make) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    await ask(one, Echo("connected"))
-    for i in range(50):
-        one["a"].tell("b", Note(str(i)))
-    one["a"].tell("b", Urge("cancel"), CONTROL)
-    time.sleep(0.05)  # everything is in the receiver's socket before it looks
-    await settled(lambda: len(two["b"].heard) == 52)
-    assert two["b"].heard == ["connected", "!cancel", *(str(i) for i in range(50))]
-
-
-async def test_an_ask_may_take_the_control_lane(make: Make) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    two.post.local["b"].close()
-    one["a"].tell("b", Note("data"))
-    answer = one.post.request("a", "b", Echo("health"), 5.0, CONTROL)
-    await asyncio.sleep(0.02)
-    two.post.local["b"].open()
-    assert await answer == Echoed("health")
-    assert two["b"].heard == ["health", "data"]
-
-
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows small enough to be used up in a test."""
-    for module in (link, post):
-        monkeypatch.setattr(module, "WINDOW", 40)
-        monkeypatch.setattr(module, "GRANT", 10)
-    monkeypatch.setattr(link, "OUTBOX", 100)
-
-
-@pytest.mark.usefixtures("narrow")
-async def test_order_holds_when_credit_runs_out_again_and_again(make: Make) -> None:
-    one, two = make("one", "a"), make("two", "b", "c")
-    introduce(one, two)
-    sent = 0
-    while sent < 1000:
-        for _ in range(90):
-            one["a"].tell("b" if sent % 2 else "c", Note(str(sent)))
-            sent += 1
-        await asyncio.sleep(0.001)
-        await settled(lambda: one.post._links["two"].waiting() < 10)
-    await settled(lambda: len(two["b"].heard) + len(two["c"].heard) == sent)
-    assert two["c"].heard == [str(i) for i in range(0, sent, 2)]
-    assert two["b"].heard == [str(i) for i in range(1, sent, 2)]
-    assert one.post.counters["frames_waited"] > 0
-
-
-@pytest.mark.usefixtures("narrow")
-async def test_a_receiver_that_opens_late_holds_up_its_senders_and_then_all_goes_on(make: Make) -> None:
-    """All credit is used up before the first turn: it must be granted by turns, not by arrivals."""
-    one, two = make("one", "a"), make("two", "b", closed=True)
-    introduce(one, two)
-    for i in range(140):  # 40 in flight, 100 in the outbox
-        one["a"].tell("b", Note(str(i)))
-    with pytest.raises(Overloaded, match="the peer takes no messages"):
-        one["a"].tell("b", Note("too many"))
-    with pytest.raises(Overloaded):
-        await ask(one, Echo("too many"))
-    assert one.post._pending == {}
-    await settled(lambda: two.post.local["b"].waiting() == 40)
-    await asyncio.sleep(0.05)
-    assert two.post.local["b"].waiting() == 40, "not one more than the window"
-    one["a"].tell("b", Urge("stop"), CONTROL)
-    await settled(lambda: two.post.local["b"].waiting() == 41)
-    two.post.local["b"].open()
-    await settled(lambda: len(two["b"].heard) == 141)
-    assert two["b"].heard == ["!stop", *(str(i) for i in range(140))]
-    assert await ask(one, Echo("next")) == Echoed("next")
-
-
-@pytest.mark.usefixtures("narrow")
-async def test_replies_do_not_wait_for_credit(make: Make) -> None:
-    """b is starting: its mailbox is closed and it asks a, whose tells to it have used up the window."""
-    one, two = make("one", "a"), make("two", "b", closed=True)
-    introduce(one, two)
-    for i in range(60):
-        one["a"].tell("b", Note(str(i)))
-    assert await two["b"].ask("a", Echo("who are you?"), Echoed) == Echoed("who are you?")
-
-
-@pytest.mark.usefixtures("narrow")
-async def test_bad_frames_do_not_use_up_credit(make: Make) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    for _ in range(120):
-        one["a"].tell("b", Misfit())
-    await settled(lambda: two.post.counters["frames_bad"] == 120)
-    for i in range(100):
-        one["a"].tell("b", Note(str(i)))
-    await settled(lambda: len(two["b"].heard) == 100)
-
-
-async def test_a_flood_both_ways_through_full_sockets(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets that hold 10 messages: multipart sends that find no room, edges, retries."""
-    monkeypatch.setattr(link, "HIGH_WATER", 10)
-    monkeypatch.setattr(link, "BURST", 7)
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    blob = Buffer(bytes(200_000))
-    answers = [one.post.request("a", "b", Echo(str(i), blob), 20.0) for i in range(300)]
-    for i in range(300):
-        two["b"].tell("a", Note(str(i)))
-    assert [(await a).text for a in answers] == [str(i) for i in range(300)]
-    await settled(lambda: len(one["a"].heard) == 300)
-    assert one["a"].heard == [str(i) for i in range(300)]
-    assert one.post.counters["frames_bad"] == two.post.counters["frames_bad"] == 0
-
-
 # ---- deaths
 
 
-async def test_an_ask_in_flight_fails_when_its_peer_dies(make: Make) -> None:
+async def test_an_ask_in_flight_fails_when_its_peer_dies(make: Sides) -> None:
     one, two = make("one", "a"), make("two", "b")
     introduce(one, two)
     answers = [one.post.request("a", "b", Echo("x", later=1.0), 5.0) for _ in range(2)]
@@ -393,7 +256,7 @@ async def test_an_ask_in_flight_fails_when_its_peer_dies(make: Make) -> None:
     assert one.post.counters["tells_dropped"] == 1
 
 
-async def test_an_ask_in_flight_fails_when_its_peer_has_another_epoch(make: Make) -> None:
+async def test_an_ask_in_flight_fails_when_its_peer_has_another_epoch(make: Sides) -> None:
     one, two, reborn = make("one", "a"), make("two", "b"), make("two", "b", epoch=2)
     introduce(one, two)
     answer = one.post.request("a", "b", Echo("x", later=0.05), 5.0)
@@ -407,7 +270,7 @@ async def test_an_ask_in_flight_fails_when_its_peer_has_another_epoch(make: Make
     assert reborn["b"].heard == ["y"]
 
 
-async def test_nothing_of_a_dead_incarnation_is_handled(make: Make) -> None:
+async def test_nothing_of_a_dead_incarnation_is_handled(make: Sides) -> None:
     one, two = make("one", "a", closed=True), make("two", "b")
     introduce(one, two)
     two["b"].tell("a", Note("in the mailbox"))
@@ -419,7 +282,7 @@ async def test_nothing_of_a_dead_incarnation_is_handled(make: Make) -> None:
     assert one["a"].heard == []
 
 
-async def test_a_message_for_an_earlier_incarnation_is_dropped_and_counted(make: Make) -> None:
+async def test_a_message_for_an_earlier_incarnation_is_dropped_and_counted(make: Sides) -> None:
     one, two = make("one", "a"), make("two", "b", epoch=7)
     introduce(one, two)
     for epoch in (6, 8, 0):
@@ -429,166 +292,10 @@ async def test_a_message_for_an_earlier_incarnation_is_dropped_and_counted(make:
     assert two["b"].heard == []
 
 
-async def test_closing_fails_what_is_in_flight(make: Make) -> None:
+async def test_closing_fails_what_is_in_flight(make: Sides) -> None:
     one, two = make("one", "a"), make("two", "b")
     introduce(one, two)
     answer = one.post.request("a", "b", Echo("x", later=1.0), 5.0)
     one.post.close()
     with pytest.raises(AskFailed, match="the cell is closing"):
         await answer
-
-
-# ---- frames that no post of ours would send
-
-
-class Stranger:
-    """A raw socket on a side's inbox."""
-
-    def __init__(self, side: Side):
-        self.side = side
-        self.socket = side.post._inbox.context.socket(zmq.DEALER)
-        self.socket.set(zmq.SNDHWM, 0)
-        self.socket.connect(side.peer.address)
-
-    def close(self) -> None:
-        self.socket.close(linger=0)
-
-    def send(self, *frames: bytes) -> None:
-        self.socket.send_multipart(frames)
-
-    def speak(self, sort: int, *frames: bytes, **changes: Any) -> None:
-        header: dict[str, Any] = {"sort": sort, "target": "b", "sender": "a", "cell": "one", "epoch": 1, "lane": DATA,
-                                  "ask": 0, "target_epoch": 1, **changes}
-        self.send(msgspec.msgpack.encode(Header(**header)), *frames)
-
-
-@pytest.fixture
-async def stranger(make: Make) -> AsyncIterator[Stranger]:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    with closing(Stranger(two)) as stranger:
-        yield stranger
-
-
-NOTE = Codec(()).encode(Note("x"))[0]
-NESTED = b"\x98" + b"\x91" * 5000
-
-
-async def test_bad_frames_are_counted_and_cost_only_themselves(stranger: Stranger) -> None:
-    side = stranger.side
-    stranger.send(b"")
-    stranger.send(b"", b"")
-    stranger.send(b"only a header")
-    stranger.send(b"\xff" * 100, NOTE)
-    stranger.send(b"\x91" * 4000, NOTE)
-    stranger.send(NESTED[:4000], NOTE)
-    stranger.send(b"x" * 5_000_000, NOTE)
-    stranger.send(*[b"x"] * (MAX_FRAMES + 1))
-    stranger.send(*[b"x"] * 100_000)
-    stranger.speak(TELL, NOTE, target="nobody")
-    stranger.speak(TELL, NOTE, sender="nobody")
-    stranger.speak(TELL, NOTE, target="x" * 4090)
-    stranger.speak(TELL, NOTE, NOTE)
-    stranger.speak(TELL, b"\x92\xa4Note\x07")
-    stranger.speak(TELL, b"")
-    stranger.speak(99, NOTE)
-    stranger.speak(-1, NOTE)
-    for count in (0, -5, 1 << 40):
-        stranger.speak(CREDIT, b"", ask=count)
-    await settled(lambda: side.post.counters["frames_bad"] == 20)
-    stranger.speak(TELL, NOTE)
-    await settled(lambda: side["b"].heard == ["x"])
-    assert side.post._owed.keys() <= {"one", "two"}, "invented names do not stay"
-
-
-async def test_a_bad_ask_is_answered_at_once(make: Make) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    two.post.local["b2"] = two.post.local.pop("b")  # b has moved without a's knowing
-    began = time.monotonic()
-    with pytest.raises(AskFailed, match="BadFrame: no actor 'b' here"):
-        await ask(one, Echo("x"), 30.0)
-    assert time.monotonic() - began < 10
-
-
-@pytest.mark.parametrize("sort", [REPLY, FAILURE])
-@pytest.mark.parametrize("frames", [[b""], [b"\xff"], [NOTE], [Codec(()).encode(Echoed("x"))[0], b"left over"]])
-async def test_a_bad_reply_fails_the_ask_at_once(make: Make, sort: int, frames: list[bytes]) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    answer = one.post.request("a", "b", Echo("x", later=60.0), 60.0)
-    with closing(Stranger(one)) as stranger:
-        stranger.speak(sort, *frames, target="a", sender="b", cell="two", ask=1)
-        await settled(lambda: one.post.counters["frames_in"] == 1)
-    with pytest.raises(AskFailed, match="Echo to b: the reply does not decode"):
-        await asyncio.wait_for(answer, 5)
-    assert one.post.counters["frames_bad"] == 1
-
-
-async def test_only_the_cell_that_was_asked_can_answer(make: Make) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    answer = one.post.request("a", "b", Echo("x", later=0.05), 5.0)
-    body = Codec(()).encode(Echoed("forged"))[0]
-    with closing(Stranger(one)) as stranger:
-        stranger.speak(REPLY, body, target="a", cell="three", ask=1)
-        stranger.speak(REPLY, body, target="a", cell="two", ask=77)
-        await settled(lambda: one.post.counters["frames_in"] == 2)
-    assert await answer == Echoed("x")
-    assert one.post.counters["frames_bad"] == 1
-
-
-async def test_a_reply_that_cannot_travel_fails_the_ask_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    with pytest.raises(AskFailed, match="Echo to b: NotImplementedError: object cannot travel"):
-        await ask(one, Echo("x", wrong="unsendable"), 30.0)
-    blob = Buffer(bytes(2000))
-    monkeypatch.setattr("antiphon.runtime.message.MAX_FRAME", 1000)
-    with pytest.raises(Oversized, match="Echo has 2000 bytes"):
-        await ask(one, Echo("x", blob))
-    assert two.failures == []
-    assert await ask(one, Echo("next")) == Echoed("next")
-
-
-async def test_an_unreasonably_long_cause_is_cut(make: Make) -> None:
-    one, two = make("one", "a"), make("two", "b")
-    introduce(one, two)
-    with pytest.raises(AskFailed) as failure:
-        await ask(one, Echo("x" * 1_000_000, wrong="raise"))
-    assert len(str(failure.value)) < 3000
-
-
-async def test_a_hundred_thousand_hostile_frames(stranger: Stranger) -> None:
-    side = stranger.side
-    rng = random.Random(7)
-    good = [msgspec.msgpack.encode(Header(TELL, "b", "a", "one", 1, DATA, 0, 1)), NOTE]
-    total = 100_000
-    for i in range(total):
-        match i % 4:
-            case 0:
-                frames = [rng.randbytes(rng.randrange(30)) for _ in range(rng.randrange(1, 4))]
-            case 1:
-                frames = [good[0], rng.randbytes(rng.randrange(40))]
-            case 2:
-                damaged = bytearray(good[0])
-                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-                frames = [bytes(damaged), NOTE]
-            case _:
-                frames = [good[0], NOTE[:rng.randrange(len(NOTE))], *[b"?"] * rng.randrange(2)]
-        stranger.send(*frames)
-        if i % 500 == 499:
-            await settled(lambda: side.post.counters["frames_in"] == i + 1)  # noqa: B023 - awaited here
-    assert side.failures == []
-    assert side.post.counters["frames_bad"] > total // 2
-    stranger.speak(TELL, Codec(()).encode(Note("unharmed"))[0])
-    await settled(lambda: side["b"].heard[-1:] == ["unharmed"])
-    assert len(side.post._owed) <= 2
-    assert side.post._pending == {}
-
-
-async def test_asks_that_no_one_can_be_told_about_are_dropped(stranger: Stranger) -> None:
-    stranger.speak(ASK, Codec(()).encode(Echo("x"))[0], cell="elsewhere", ask=1)
-    stranger.speak(ASK, b"", cell="elsewhere", ask=1)
-    await settled(lambda: stranger.side["b"].heard == ["x"])
-    assert stranger.side.failures == []

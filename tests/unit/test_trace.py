@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.probes import Note, Side
+from tests.recorders import Note, Side
 
 from antiphon.runtime import trace
 
