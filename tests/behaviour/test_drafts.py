@@ -33,7 +33,7 @@ def assert_both_happened(facts: dict[str, Any]) -> None:
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "coupled"])
 def test_tokens_are_those_of_the_plain_run(name: str, shape: str, sampling: dict[str, Any]) -> None:
-    requests = alike(16, 1, **sampling)
+    requests = alike(10, 1, **sampling)
     with graph(f"delivery={name!r}", *drafting(shape=shape, depth=8, **sampling), *POOL) as llm:
         assert_owed(requests, at_once(llm.address, requests))
         for ask in requests[:3]:
@@ -147,8 +147,8 @@ ALONE = ("actors.drafter.cell='drafts'", "actors.verifier.cell='verdicts'", "sup
 @pytest.mark.feature("drafts", "trees", "placement", "sampling", "windows", "chunked-prefill", "preemption")
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_drafter_and_verifier_in_cells_of_their_own(tmp_path: Path, shape: str) -> None:
-    requests = alike(12, 7, **SAMPLED)
-    memory = ("actors.allocator.options.block_size=4", "actors.allocator.options.blocks=48",
+    requests = alike(8, 7, **SAMPLED)
+    memory = ("actors.allocator.options.block_size=4", "actors.allocator.options.blocks=32",
               "actors.scheduler.options.max_chunk=9")
     with Server(tmp_path, *ALONE, *drafting(shape=shape, depth=5, **SAMPLED), *memory) as server:
         assert_owed(requests, at_once(server.address, requests))

@@ -48,10 +48,10 @@ def assert_found(requests: Sequence[Ask], outcome: Sequence[Completion | BaseExc
 
 
 @pytest.mark.feature("crash-replay", "sampling", "one-ahead", "direct-delivery")
-@pytest.mark.parametrize(("place", "name"), [("first", "zmq"), ("middle", "direct"), ("last", "zmq")])
+@pytest.mark.parametrize(("place", "name"), [("first", "zmq"), ("last", "direct")])
 def test_a_poisonous_prompt_among_fifteen_others(tmp_path: Path, place: str, name: str) -> None:
     requests = HARMLESS[:15]
-    requests.insert({"first": 0, "middle": 7, "last": 15}[place], Ask((4, 5, 511, 7), 30))
+    requests.insert({"first": 0, "last": 15}[place], Ask((4, 5, 511, 7), 30))
     with Server(tmp_path, faults.backend("Poisoned"), f"delivery={name!r}", *SLOW) as server:
         assert_found(requests, asyncio.run(together(server.address, requests)))
         assert server.text().count('"cell died"') == 2

@@ -98,9 +98,10 @@ def test_a_signal_during_the_start_ends_it_with_zero(home: Path, start: str) -> 
             assert probes.journal("b")[-3:] == ["start given up", "stopping", "stopped"]
 
 
+@pytest.mark.slow
 def test_a_signal_at_any_moment_of_the_start_leaves_nothing(home: Path) -> None:
     rng = random.Random(int(os.environ.get("ANTIPHON_TEST_SEED", "1")))
-    for number in range(4):
+    for number in range(20):
         with Deployment(home, actors(a="file"), wait=False) as probes:
             time.sleep(rng.uniform(0.1, 0.7))
             probes.signal(rng.choice([signal.SIGTERM, signal.SIGINT]))

@@ -77,6 +77,7 @@ def test_a_dead_cell_is_noticed_and_comes_back_with_a_new_epoch(home: Path, end:
             assert '"cause": "signal 9"' in probes.output()
 
 
+@pytest.mark.slow
 def test_cells_may_die_together_and_come_back_together(home: Path) -> None:
     with Deployment(home, A + B) as probes:
         for process in probes.cells().values():
@@ -108,6 +109,7 @@ def test_a_cell_that_hangs_while_it_starts_again_is_tried_again(home: Path) -> N
         assert probes.stop() == 0
 
 
+@pytest.mark.slow
 def test_the_pause_before_a_restart_doubles(home: Path) -> None:
     with Deployment(home, A + B, "[supervision]\nbackoff = '200ms'\n") as probes:
         for number, pause in enumerate((0.2, 0.4), start=1):
