@@ -4,7 +4,9 @@ It does not know tensors or devices; it hands out numbers of blocks.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 
 from antiphon.actors.columns import pack, unpack
 from antiphon.actors.ledger import Hold, Ledger, LedgerError
@@ -41,8 +43,8 @@ class Cache(Plugin[O]):
 class AllocatorOptions(Options, frozen=True):
     """``blocks`` (per table) wins over ``memory``, the bytes that all KV pools may take together."""
 
-    block_size: int = 16  # tokens
-    blocks: int = 0
+    block_size: Annotated[int, msgspec.Meta(ge=1)] = 16  # tokens
+    blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     memory: str = "2GiB"
 
 
@@ -70,8 +72,6 @@ class Allocator(Actor[AllocatorOptions]):
     def on_configure(self, message: Configure) -> Configured:
         """Lay out the pools for a model's groups."""
         options = self.options
-        if options.block_size < 1:
-            raise ValueError(f"block_size is {options.block_size}; it must be at least 1")
         tables = tables_of(message.facts.groups)
         block_bytes = sum(g.slot_bytes() for g in message.facts.groups) * options.block_size
         count = options.blocks or min(MOST_BLOCKS, size(options.memory) // block_bytes)

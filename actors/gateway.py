@@ -331,7 +331,12 @@ class Gateway(Actor[GatewayOptions]):
         """Hand the door what the client has not had; the ledger keeps what it does not take."""
         entries = [e for e in entries if (len(e.ids) > e.sent or e.text or e.finish) and self._tell_accepted(e)]
         outputs = [Output(e.id, e.sent, e.ids[e.sent:], e.text, e.finish) for e in entries]
-        if not outputs or not self.door.deliver(client, outputs):
+        if not outputs:
+            return
+        if not self.door.deliver(client, outputs):
+            for entry in [e for e in entries if e.finish and e.cancelled]:
+                self._remove(entry)  # its client cancelled and takes nothing: it has most likely left
+                self.tally["cancelled"] += 1
             return
         for entry in entries:
             entry.sent, entry.text = len(entry.ids), ""

@@ -170,6 +170,10 @@ class Tokenizer(Actor[TokenizerOptions]):
             # Ids that the entry has already are from before a Resume took the request over; a gap means that what
             # the Resume asked for is still on its way.
             known = entry.count - index[r] if entry is not None else -1
+            if entry is not None and message.finish[r] == "cancelled":  # it ends here, wherever a Resume made it begin
+                known = min(max(known, 0), offsets[r + 1] - offsets[r])
+                index[r] = entry.count - known
+                cut = True
             if entry is None or entry.decoder is None or not 0 <= known <= offsets[r + 1] - offsets[r]:
                 continue
             new = ids[offsets[r] + known:offsets[r + 1]].tolist()

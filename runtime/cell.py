@@ -229,9 +229,13 @@ class Cell:
         self.post.host(instance, runner)
 
     def _failed(self, instance: str, cause: BaseException) -> None:
-        if (runner := self.runners.get(instance)) is not None:
+        runner = self.runners.get(instance)
+        # What keeps an actor from starting is told in the cause; where in the code it was found helps nobody.
+        told = runner is not None and not runner.opened and self.spec.plan.log.level != "debug"
+        trace = {} if told else {"trace": _trace(cause)}
+        if runner is not None:
             runner.close()
-        self.log.error("actor failed", actor=instance, cause=repr(cause), trace=_trace(cause))
+        self.log.error("actor failed", actor=instance, cause=repr(cause), **trace)
         self._report(instance, cause)
 
     def _keep(self, path: str) -> None:
@@ -304,6 +308,7 @@ def main() -> int:
     Standard input stays open as long as the root lives. When it ends, the root is dead and so are we.
     """
     import gc
+    import resource
     import signal
 
     import uvloop
@@ -319,6 +324,9 @@ def main() -> int:
     options = spec.plan.log
     log.configure(options.level, options.format, options.prompts, everywhere=True)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    # ZeroMQ aborts the process when descriptors run out; the soft limit is often a thousand, the hard one far higher.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(50_000, 20, 20)  # messages are gc-free structs; frequent young collections only add jitter
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(spec, files))
@@ -337,4 +345,6 @@ def _watch_root(directory: str, files: set[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # native libraries' threads may still compute: taking the interpreter down under them aborts

@@ -19,7 +19,7 @@ from antiphon.runtime.tables import Findings, article, join, read, shown, sugges
 
 NO_PLUGINS = frozenset({"actor", "command", "preset", "section"})  # kinds that no option holds
 EVERYWHERE = "host"  # what ``where`` says of a plugin that needs no service of its cell
-_LOCAL = re.compile(r"tcp://(127(\.\d{1,3}){3}|localhost|\[::1\]):(\d{1,5}|\*)|(ipc|inproc)://\S+")
+_LOCAL = re.compile(r"tcp://(127(\.\d{1,3}){3}|localhost|\[::1\]):(?P<port>\d{1,5}|\*)|(ipc|inproc)://\S+")
 _NEEDS_KEYS = ("binds beyond this machine need keys, which this version does not have; "
                "use tcp://127.0.0.1:PORT or ipc://PATH")
 
@@ -83,6 +83,10 @@ class _Inspection:
         self._sections()
         if not self.findings.problems:
             self._crossings()
+            found = {problem for hosted in self.hosted.values() for _, cls in hosted
+                     for problem in cls.problems(self.sections)}
+            for key, text in sorted(found):
+                self.findings.add(key, text, "")
         return self.notes
 
     def _names(self, kind: str) -> list[str]:
@@ -272,8 +276,8 @@ class _Inspection:
             found += _listens_in(actor.options, f"{join('actors', instance)}.options")
         for key, value in found:
             for address in value if isinstance(value, list) else [value]:
-                if isinstance(address, str) and not _LOCAL.fullmatch(address):
-                    self.findings.add(key, f"found {shown(address)}", _NEEDS_KEYS)
+                if isinstance(address, str) and (problem := _no_address(address)):
+                    self.findings.add(key, f"found {shown(address)}", problem)
 
     # ---- shared tables and notes
 
@@ -309,6 +313,16 @@ class _Inspection:
                     if text:
                         self.notes.append(Note(f"{user.instance} -> {used.instance}",
                                                f"leaves cell {user.cell} for {used.cell}: {text}"))
+
+
+def _no_address(address: str) -> str:
+    """Why nothing can listen there; empty: it can."""
+    if "://" not in address:
+        return "Write tcp://127.0.0.1:PORT or ipc://PATH"
+    if (local := _LOCAL.fullmatch(address)) is None:
+        return _NEEDS_KEYS
+    port = local["port"]
+    return f"Ports end at 65535; {port} is none" if port and port != "*" and int(port) > 65535 else ""
 
 
 def _plugin_key(instance: str, use: Use) -> str:

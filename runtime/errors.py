@@ -26,7 +26,7 @@ class Problem:
 
     def __str__(self) -> str:
         where = f"{self.file}: {self.key}" if self.key else self.file
-        return f"{where}: {self.found}. {self.remedy}"
+        return f"{where}: {self.found.rstrip('.')}. {self.remedy}".rstrip()
 
 
 class PluginError(RuntimeFault):

@@ -76,6 +76,14 @@ class Plugin(Generic[O]):
         self.options = options
         self.site = site
 
+    @classmethod
+    def problems(cls, sections: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """What in the deployment's shared tables will keep the plugin from starting, each as (key, what is wrong).
+
+        Asked by the graph check, so it must be quick and change nothing.
+        """
+        return []
+
 
 def kinds() -> dict[str, list[str]]:
     """Installed plugin names by kind."""

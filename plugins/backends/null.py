@@ -5,8 +5,9 @@ so control plane, memory, transfers and failures are tested in milliseconds and 
 """
 
 import time
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,11 +25,11 @@ _A, _B, _C = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.ui
 class NullOptions(Options, frozen=True):
     """``window`` 0 leaves the window group out; ``step_seconds`` makes a step last."""
 
-    vocabulary: int = 512
-    context: int = 4096
-    window: int = 24
+    vocabulary: Annotated[int, msgspec.Meta(ge=1)] = 512
+    context: Annotated[int, msgspec.Meta(ge=2)] = 4096
+    window: Annotated[int, msgspec.Meta(ge=0)] = 24
     eos: tuple[int, ...] = ()
-    step_seconds: float = 0.0
+    step_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Null(Backend[NullOptions]):

@@ -5,7 +5,7 @@ It does not know requests or text, nor how an architecture or attention is compu
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,8 @@ from antiphon.actors.rows import RowParams
 from antiphon.kernels import reduction, sampling, trees
 from antiphon.kernels.attention import Causal, Mask, Tree, Window
 from antiphon.plugins.attentions.contract import Attend, Attention
-from antiphon.plugins.catalogue.catalogue import resolve
+from antiphon.plugins.catalogue.catalogue import CATALOGUE, resolve
+from antiphon.plugins.catalogue.errors import CatalogueError
 from antiphon.plugins.models.checkpoint import Checkpoint
 from antiphon.plugins.models.contract import Model, Shape, group_name
 from antiphon.plugins.models.decoder import Decoder, Place, Reach, Step
@@ -65,6 +66,18 @@ class Torch(Backend[TorchOptions]):
         self._places: list[Place] = []
         self._decoder: Decoder | None = None
         self._attention: Attention[Any] | None = None
+
+    @classmethod
+    def problems(cls, sections: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """A model path that stands for nothing on this machine and has no name in the catalogue."""
+        path = sections["model"].path if "model" in sections else ModelSection().path
+        if path in CATALOGUE:
+            return []  # fetched at first use
+        try:
+            resolve(path, fetch=False)
+        except CatalogueError as cause:
+            return [("model.path", str(cause))]
+        return []
 
     def facts(self) -> Facts:
         """Describe the model from config and header. Raises CheckpointError for files that cannot be served."""

@@ -6,6 +6,7 @@ It does not know models; it is a client like any other.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,15 @@ class Generate(Command):
         """Answer in the order of the prompts; 1 if one was refused."""
         from antiphon.plugins.doors.errors import AntiphonError
 
+        given = [f"--{name}" for name in ("model", "dtype", "overrides") if getattr(args, name)]
+        given += ["--config"] * (args.config != "standard")
+        if args.address is not None and given:
+            names = ', '.join(given).replace('overrides', 'set')
+            print(f"antiphon generate: {names}: a server that runs has its own; leave it out or leave out "
+                  "--address", file=sys.stderr)
+            return 2
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _terminated)
         try:
             prompts = list(_prompts(args))
         except (OSError, ValueError) as cause:
@@ -72,10 +82,18 @@ class Generate(Command):
             return 1
 
 
+def _terminated(number: int, _frame: object) -> None:
+    """Unwind, so that the private deployment is stopped and its files are removed."""
+    raise SystemExit(128 + number)
+
+
 def _prompts(args: argparse.Namespace) -> Iterator[Prompt]:
     yield from args.prompt
     if args.file is not None:
-        text = sys.stdin.read() if str(args.file) == "-" else args.file.read_text(encoding="utf-8")
+        try:
+            text = sys.stdin.read() if str(args.file) == "-" else args.file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as cause:
+            raise ValueError(f"{args.file} is no UTF-8 text: {cause}") from None
         yield from (line for line in text.splitlines() if line.strip())
     if args.prompt_ids is not None:
         for number, line in enumerate(args.prompt_ids.read_text(encoding="utf-8").splitlines(), start=1):

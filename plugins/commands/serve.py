@@ -19,7 +19,8 @@ class Serve(Command):
         """CONFIG and --set."""
         add_config(parser)
         parser.epilog = ("SIGTERM and Ctrl-C let open requests finish until deadlines.stop (10 s), then exit 0. "
-                         "Exit codes: 0 stopped, 2 config, 70 a part died more often than [supervision] allows.")
+                         "Exit codes: 0 stopped, 2 config, 70 a part did not start or died more often than "
+                         "[supervision] allows.")
 
     def run(self, args: argparse.Namespace) -> int:
         """Check, start, supervise; the exit code."""

@@ -203,9 +203,13 @@ class AsyncClient:
             known = [f for f in wire.Generate.__struct_fields__ if f not in ("id", "text", "ids")]
             raise TypeError(f"unknown option {', '.join(sorted(unknown))}; options are {', '.join(known)}")
         try:
-            return _Open(msgspec.convert({"id": secrets.token_bytes(16), **given, **options}, wire.Generate))
+            made = msgspec.convert({"id": secrets.token_bytes(16), **given, **options}, wire.Generate)
         except msgspec.ValidationError as cause:
             raise Refused("invalid", str(cause)) from None
+        seed = made.seed
+        if seed is not None and not 0 <= seed < 1 << 64:
+            raise Refused("invalid", f"seed is {seed}; it must lie in 0..2**64 - 1")
+        return _Open(made)
 
     async def _follow(self, request: _Open) -> AsyncGenerator[Delta, None]:
         if not self._started:

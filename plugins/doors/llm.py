@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon.plugins.doors.errors import AntiphonError
 from antiphon.plugins.doors.sync import Client
 from antiphon.runtime import check
+from antiphon.runtime.errors import CellFailed
 from antiphon.runtime.inprocess import InProcess
 
 
@@ -33,7 +35,13 @@ class LLM(Client):
         try:
             plan, _ = check.examine(config, overrides)
             self._graph = InProcess(plan)
-            self._graph.start()
+            try:
+                self._graph.start()
+            except CellFailed as cause:
+                raise AntiphonError(f"the deployment did not start: {cause}") from cause
+            except BaseException:
+                self._graph.stop(0.5)
+                raise
         except BaseException:
             shutil.rmtree(self._home, ignore_errors=True)
             raise

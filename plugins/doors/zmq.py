@@ -6,6 +6,7 @@ It owns what it knows of each client. It does not know requests beyond their ids
 import asyncio
 import contextlib
 import secrets
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,7 @@ class ZmqDoor(Door[ZmqOptions]):
         if listen.startswith("ipc://"):
             path = Path(listen.removeprefix("ipc://"))
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _free(path)  # ZeroMQ would remove whatever is there
             self.gate.site.leaves(str(path))  # also if this process is killed
         try:
             self._socket.bind(listen)
@@ -235,6 +237,21 @@ class ZmqDoor(Door[ZmqOptions]):
         if listen.startswith("ipc://"):
             with contextlib.suppress(OSError):
                 path.chmod(0o600)
+
+
+def _free(path: Path) -> None:
+    """Make sure that nothing but a dead server's socket lies at ``path``. Raises OSError."""
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise OSError(f"cannot listen on ipc://{path}: a file is there; name a path that is free")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return  # nobody listens: its server was killed
+    raise OSError(f"cannot listen on ipc://{path}: another server is running there")
 
 
 def _sampling(message: wire.Generate) -> Sampling:

@@ -8,6 +8,7 @@ import ast
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -21,6 +22,13 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code."""
+    for number in range(3):  # a closed standard stream's number would go to the next socket
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     arguments = list(sys.argv[1:] if argv is None else argv)
     points = {point.name: point for point in entry_points(group="antiphon.command")}
     try:
@@ -32,11 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _command(points[arguments[0]], arguments[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _at_once(INTERRUPTED)
     except BrokenPipeError:
         # The reader has gone. What is still buffered must not fail again when the interpreter flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as cause:  # a full disk behind stdout
+        print(f"antiphon: {cause}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return _at_once(code)
+
+
+def _at_once(code: int) -> int:
+    """End now if native code may still run on a thread: taking the interpreter down under it aborts."""
+    if any(thread.daemon and thread.name.startswith("device:") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from tests.callers import POOL, Answer, Ask, answered, asks, gather, owed
+from tests.callers import POOL, Answer, Ask, Raw, answered, asks, gather, owed
 from tests.harness import DELIVERIES, Server, until
 
 from antiphon.plugins.doors.client import AsyncClient, Completion
@@ -19,7 +19,7 @@ from antiphon.plugins.doors.errors import Disconnected
 STREAMS = 16
 # Deaths are many here and mean nothing: the limit of the supervisor is for those that do.
 PATIENT = ("supervision.restarts=1000", "supervision.within='1s'", "supervision.backoff='10ms'")
-SLOW = ("actors.executor.options.step_seconds=0.005",)  # 60 tokens take at least 0.3 s
+SLOW = ("actors.executor.options.step_seconds=0.005",)  # 40 tokens take at least 0.2 s
 NULL = (*PATIENT, *SLOW, *POOL)
 
 
@@ -32,27 +32,45 @@ class Stream(NamedTuple):
 
 
 def null_streams(number: int) -> list[Stream]:
-    """Half greedy, half sampled, none shorter than 60 tokens."""
-    requests = [a._replace(max_tokens=60 + i) for i, a in enumerate(asks(STREAMS, number, longest=30))]
+    """Half greedy, half sampled, none shorter than 40 tokens."""
+    requests = [a._replace(max_tokens=40 + i) for i, a in enumerate(asks(STREAMS, number, longest=30))]
     return [Stream(a.prompt, a.options(), owed(a)) for a in requests]
 
 
-async def disturbed(server: Server, cells: Sequence[str], streams: Sequence[Stream], after: float) -> None:
-    """Start all streams, kill ``after`` seconds later, and compare what comes in the end."""
-    async with AsyncClient(server.address, timeout=60) as client:
-        work = [asyncio.ensure_future(client.generate(s.prompt, **s.options)) for s in streams]
-        await asyncio.sleep(after)
-        assert not all(task.done() for task in work), "the streams were over before the kill"
-        for cell in cells:
-            server.kill(cell)
-        done: list[Completion] = await asyncio.gather(*work)
-    for number, (stream, completion) in enumerate(zip(streams, done, strict=True)):
-        assert answered(completion) == stream.answer, f"stream {number}"
+class Disturbed:
+    """Streams during which cells are killed, once a share of all their tokens has come."""
+
+    def __init__(self, server: Server, cells: Sequence[str], streams: Sequence[Stream]):
+        self.server, self.cells, self.streams = server, cells, streams
+        self.came = 0  # tokens
+        self.moment = asyncio.Event()
+
+    async def run(self, share: float) -> None:
+        """Start all streams, kill, and compare what comes in the end."""
+        wanted = share * sum(len(s.answer.ids) for s in self.streams)
+        async with AsyncClient(self.server.address, timeout=300) as client:
+            work = asyncio.gather(*(self._follow(client, s, wanted) for s in self.streams))
+            await (self.moment.wait() if share else asyncio.sleep(0.01))  # 0: while prompts are computed
+            for cell in self.cells:
+                self.server.kill(cell)
+            await work
+
+    async def _follow(self, client: AsyncClient, stream: Stream, wanted: float) -> None:
+        ids: list[int] = []
+        text = finish = ""
+        async for delta in client.stream(stream.prompt, **stream.options):
+            ids += delta.ids
+            text += delta.text
+            finish = delta.finish_reason
+            self.came += len(delta.ids)
+            if self.came >= wanted:
+                self.moment.set()
+        assert Answer(ids, finish, text) == stream.answer
 
 
-async def kills(server: Server, cells: Sequence[str], streams: Sequence[Stream], moments: Sequence[float]) -> None:
-    for after in moments:
-        await disturbed(server, cells, streams, after)
+async def kills(server: Server, cells: Sequence[str], streams: Sequence[Stream], shares: Sequence[float]) -> None:
+    for share in shares:
+        await Disturbed(server, cells, streams).run(share)
 
 
 @pytest.mark.feature("crash-replay", "sampling", "one-ahead", "windows", "direct-delivery", "placement")
@@ -62,10 +80,10 @@ def test_twenty_kills_at_random_moments(tmp_path: Path, cell: str) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     streams = null_streams(1)
-    moments = [[draw.uniform(0.01, 0.3) for _ in range(5)] for _ in range(4)]  # four deployments side by side
+    shares = [[draw.uniform(0, 0.8) for _ in range(5)] for _ in range(4)]  # four deployments side by side
 
     async def main(servers: Sequence[Server]) -> None:
-        await asyncio.gather(*(kills(s, [cell], streams, m) for s, m in zip(servers, moments, strict=True)))
+        await asyncio.gather(*(kills(s, [cell], streams, m) for s, m in zip(servers, shares, strict=True)))
 
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(Server(tmp_path / str(n), *NULL, f"delivery={DELIVERIES[n % 2]!r}", wait=False))
@@ -94,7 +112,7 @@ def test_kills_of_both_cells_and_during_prefill_and_among_preemptions(tmp_path: 
              "actors.scheduler.options.max_chunk=16", "actors.scheduler.options.max_step_tokens=64")
     with Server(tmp_path, *PATIENT, *SLOW, *small) as server:
         for cells in (["step", "front"], ["step"], ["front"]):
-            asyncio.run(disturbed(server, cells, streams, draw.uniform(0.0, 0.2)))
+            asyncio.run(kills(server, cells, streams, [draw.choice([0, draw.uniform(0, 0.5)])]))
         assert server.stop() == 0
 
 
@@ -105,7 +123,7 @@ def test_kills_of_cells_with_one_actor(tmp_path: Path) -> None:
     streams = null_streams(3)
     with Server(tmp_path, *NULL, *alone) as server:
         for cells in (["text"], ["verdicts", "drafts"], ["text", "step"], ["verdicts", "step"]):
-            asyncio.run(disturbed(server, cells, streams, draw.uniform(0.05, 0.25)))
+            asyncio.run(kills(server, cells, streams, [draw.uniform(0, 0.8)]))
         assert server.stop() == 0
 
 
@@ -139,6 +157,32 @@ def test_requests_that_arrive_while_suspects_are_tried_are_served(tmp_path: Path
 
     with Server(tmp_path, *NULL) as server:
         asyncio.run(main(server))
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("cell", ["front", "door"])
+def test_requests_of_a_client_that_does_not_come_back_end_after_the_grace(tmp_path: Path, cell: str) -> None:
+    """With the front cell the scheduler's tokenizer dies, with the door alone the tokenizer's gateway."""
+    grace = ("actors.scheduler.options.orphan_grace=1.0", "actors.tokenizer.options.orphan_grace=1.0")
+    place = f"actors.gateway.cell={cell!r}"
+    with Server(tmp_path, *NULL, *grace, place) as server:
+        with Raw(server.address) as raw:
+            for number in range(4):
+                raw.generate(Ask((number, 2), 4000))
+            raw.receive()
+            with server.client() as client:
+                until(lambda: client.stats()["scheduler"]["running"] == 4, what="the requests run")
+            server.kill(cell)
+        with server.client() as client:
+            client.wait_ready(30)
+            assert client.stats()["scheduler"]["running"] == 4
+
+            def ended() -> bool:
+                found = client.stats()
+                return (found["scheduler"]["running"], found["tokenizer"]["requests"], found["allocator"]["holds"]) == (
+                    0, 0, 0)
+
+            until(ended, 20, "the orphans have ended")
         assert server.stop() == 0
 
 
@@ -181,11 +225,8 @@ def test_twenty_kills_of_a_deployment_with_the_real_model(tmp_path: Path, cell: 
                 *(client.generate(q, **o) for q, o in zip(questions, options, strict=True))))
 
     with Server(tmp_path, *PATIENT, "model.dtype='float32'", null=False) as server:
-        began = time.monotonic()
         answers = asyncio.run(undisturbed(server))
-        lasted = time.monotonic() - began
         streams = [Stream(q, o, answered(c))
                    for q, o, c in zip(questions, options, answers, strict=True)]
-        for _ in range(20):
-            asyncio.run(disturbed(server, [cell], streams, draw.uniform(0.05, 0.8) * lasted))
+        asyncio.run(kills(server, [cell], streams, [draw.uniform(0, 0.8) for _ in range(20)]))
         assert server.stop() == 0

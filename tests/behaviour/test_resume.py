@@ -18,7 +18,7 @@ IDS = owed(ASK).ids
 @pytest.fixture(scope="module", params=DELIVERIES)
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     slow = "actors.executor.options.step_seconds=0.003"
-    with graph(f"delivery={request.param!r}", slow, "actors.gateway.options.client_grace=1.5", *POOL) as found:
+    with graph(f"delivery={request.param!r}", slow, "actors.gateway.options.client_grace=3.0", *POOL) as found:
         yield found
         settled(found)
 
