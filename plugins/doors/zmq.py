@@ -151,7 +151,9 @@ class ZmqDoor(Door[ZmqOptions]):
             self.gate.log.error("frame failed", message_type=type(message).__name__, cause=repr(cause))
             self._send(client, wire.Refused(getattr(message, "id", b""), "unavailable", "the server failed on it", 1.0))
         if known.starved and known.credit > 0:
+            since, known.starved = known.starved, 0.0
             self.gate.flush(client)
+            known.starved = known.starved and since  # what is not taken even now has waited since then
 
     def _message(self, client: bytes, known: _Client, message: wire.FromClient) -> None:
         match message:

@@ -11,8 +11,10 @@ import pytest
 from tests.callers import POOL, Ask, Raw, asks, assert_owed, gather
 from tests.harness import DELIVERIES, Server, graph, until
 
+from antiphon.actors.gateway import Output
 from antiphon.plugins.doors import wire
 from antiphon.plugins.doors.client import AsyncClient
+from antiphon.plugins.doors.zmq import ZmqDoor, ZmqOptions
 
 RUNNING = 32
 
@@ -181,3 +183,38 @@ def test_a_client_that_never_takes_its_output_is_given_up(tmp_path: Path) -> Non
             return found["gateway"]["open"] == 0 and found["allocator"]["holds"] == 0
 
         until(given_up, 20, "its request is dropped")
+
+
+class FakeGate:
+    """A gateway with or without output for its one client."""
+
+    def __init__(self, door: ZmqDoor) -> None:
+        self.door, self.waiting = door, True
+
+    def flush(self, client: bytes) -> None:
+        if self.waiting:
+            self.door.deliver(client, [Output(b"r" * 16, 0, [1], "", "")])
+
+
+def test_a_client_is_starved_as_long_as_something_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = ZmqDoor(ZmqOptions(), None)  # type: ignore[arg-type]
+    taking = [True]
+    monkeypatch.setattr(door, "_send", lambda *_: taking[0])
+    door.gate = gate = FakeGate(door)  # type: ignore[assignment]
+    door._frame([b"c", wire.encode(wire.Hello(wire.MAJOR, wire.MINOR))])
+    client = door.clients[b"c"]
+    taking[0] = False
+    gate.flush(b"c")
+    since = client.starved
+    assert since > 0
+    door._frame([b"c", wire.encode(wire.Grant(5))])
+    assert client.starved == since, "it lives and grants, but it still takes nothing"
+    gate.waiting = False  # what waited has gone
+    door._frame([b"c", wire.encode(wire.Grant(5))])
+    assert client.starved == 0
+    gate.waiting = True
+    gate.flush(b"c")
+    assert client.starved >= since
+    taking[0] = True
+    door._frame([b"c", wire.encode(wire.Grant(5))])
+    assert client.starved == 0
