@@ -311,7 +311,6 @@ class Root:
                 await asyncio.wait_for(cell.process.wait(), 3)
             except (AskFailed, TimeoutError) as cause:
                 self.log.warning("cell did not stop in time", cell=name, cause=str(cause))
-                self._failure = self._failure or CellFailed(f"cell {name!r} did not stop as told: {cause}")
 
     async def _end(self) -> None:
         """Leave nothing behind."""

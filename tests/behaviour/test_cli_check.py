@@ -108,7 +108,8 @@ def test_plugins_show(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkey
     assert "where: host" in text
     assert main(["plugins", "show", "scheduler", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert {"name": "max_step_tokens", "type": "an integer >= 1", "required": False, "default": 2048} in shown["options"]
+    option = {"name": "max_step_tokens", "type": "an integer >= 1", "required": False, "default": 2048}
+    assert option in shown["options"]
     assert shown["uses"] == ["allocator", "pager", "drafter", "executor", "verifier"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(

@@ -82,17 +82,6 @@ def test_options_of_a_deployment_are_refused_beside_an_address() -> None:
     assert "--dtype" in done.stderr
 
 
-def test_a_cell_that_dies_while_draining_is_no_success(tmp_path: Path) -> None:
-    settings = (*POOL, "actors.executor.options.step_seconds=0.05", "deadlines.stop='5s'")
-    with Server(tmp_path, *settings) as server, server.client(patience=3.0) as client:
-        stream = client.stream([1, 2, 3], max_tokens=2000)
-        next(stream)
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        server.kill("front")
-        assert server.process.wait(30) == 70
-
-
 def test_resumes_that_lie_leave_nothing_behind() -> None:
     draw = random.Random(1)
     ask = Ask((1, 2, 3), 300, ignore_eos=True)
