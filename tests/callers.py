@@ -181,3 +181,66 @@ class Raw:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Chaos:
+    """Two hundred bad manners, and the raw clients that show them."""
+
+    def __init__(self, address: str, seed: int):
+        self.address = address
+        self.draw = random.Random(seed)
+        self.silent: list[Raw] = []
+
+    async def run(self, client: AsyncClient, actions: int) -> None:
+        """Do them beside what ``client`` has open."""
+        for _ in range(actions):
+            await self.draw.choice([self._cancel, self._cancel_late, self._vanish, self._slow, self._nonsense])(client)
+            await asyncio.sleep(self.draw.uniform(0, 0.004))
+        for raw in self.silent:
+            raw.close()
+        self.silent.clear()
+
+    def _ask(self) -> Ask:
+        prompt = tuple(self.draw.randrange(512) for _ in range(self.draw.randint(1, 30)))
+        return Ask(prompt, self.draw.randint(50, 600), temperature=self.draw.choice([0.0, 1.0]))
+
+    async def _cancel(self, client: AsyncClient) -> None:
+        task = asyncio.ensure_future(client.generate(self._ask().prompt, max_tokens=600))
+        await asyncio.sleep(self.draw.choice([0, 0, 0.001, 0.02]))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _cancel_late(self, client: AsyncClient) -> None:
+        async for delta in client.stream(self._ask().prompt, max_tokens=600):
+            if delta.index >= 2:
+                break
+
+    async def _vanish(self, _client: AsyncClient) -> None:
+        raw = Raw(self.address, hello=False)
+        raw.send(wire.Hello(wire.MAJOR, wire.MINOR))
+        for _ in range(self.draw.randint(1, 3)):
+            raw.generate(self._ask())
+        await asyncio.sleep(self.draw.choice([0, 0.01]))
+        await asyncio.to_thread(raw.close)
+
+    async def _slow(self, _client: AsyncClient) -> None:
+        """A client that takes nothing and grants nothing; at most a few at once, each is a thread and a socket."""
+        if len(self.silent) < 8:
+            raw = Raw(self.address, hello=False)
+            raw.send(wire.Hello(wire.MAJOR, wire.MINOR))
+            raw.generate(self._ask())
+            self.silent.append(raw)
+
+    async def _nonsense(self, _client: AsyncClient) -> None:
+        raw = Raw(self.address, hello=False)
+        if self.draw.random() < 0.5:
+            raw.send(wire.Hello(wire.MAJOR, wire.MINOR))
+        raw.generate(self._ask())
+        for _ in range(3):
+            raw.send(self.draw.choice([
+                self.draw.randbytes(40), b"", wire.encode(wire.Generate(b"x", text="hi")), wire.Grant(-5),
+                wire.Grant(1 << 60), wire.Cancel(self.draw.randbytes(16)), wire.Query(b"q", "secrets"),
+                wire.Resume(wire.Generate(self.draw.randbytes(16)), b"\x01\x00\x00\x00", b"\x09\x00\x00\x00"),
+            ]))
+        raw.send(b"two", b"frames")
+        await asyncio.to_thread(raw.close)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from tests.callers import POOL, Answer, Ask, Raw, answered, asks, gather, owed
+from tests.callers import POOL, Answer, Ask, Chaos, Raw, answered, asks, gather, owed
+from tests.drafters import plugin
 from tests.harness import DELIVERIES, Server, until
 
 from antiphon.plugins.doors.client import AsyncClient, Completion
@@ -204,6 +205,47 @@ def test_without_the_root_clients_hear_of_it_and_nothing_stays(tmp_path: Path) -
         assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         left = [*server.sockets.glob("antiphon-*"), Path(server.address.removeprefix("ipc://"))]
         until(lambda: not any(path.exists() for path in left), what="the sockets are gone")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", DELIVERIES)
+def test_kills_among_bad_manners_in_a_small_pool_with_drafts(tmp_path: Path, name: str) -> None:
+    """Everything at once: cells die one after the other while callers cancel, vanish and talk nonsense."""
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    settings = (
+        *PATIENT, *SLOW, f"delivery={name!r}", plugin("Forgetful"),
+        "actors.drafter.options={shape='tree', depth=3, every=9}", "actors.drafter.cell='drafts'",
+        "actors.scheduler.options.length={plugin='fixed', max=12}", "actors.scheduler.options.max_chunk=16",
+        "actors.allocator.options.block_size=4", "actors.allocator.options.blocks=120",
+        "actors.gateway.options.client_grace=4.0", "actors.gateway.options.starved_grace=2.0",
+    )
+
+    async def misbehave(server: Server, until_done: asyncio.Event) -> None:
+        chaos = Chaos(server.address, seed)
+        async with AsyncClient(server.address, timeout=300) as rude:
+            while not until_done.is_set():
+                await chaos.run(rude, 20)
+                await asyncio.sleep(0.2)
+
+    async def main(server: Server) -> None:
+        done = asyncio.Event()
+        rude = asyncio.ensure_future(misbehave(server, done))
+        cells = [draw.sample(["step", "front", "drafts"], draw.choice([1, 1, 1, 2, 3])) for _ in range(30)]
+        for number, dying in enumerate(cells):
+            await Disturbed(server, dying, null_streams(100 + number)).run(draw.uniform(0, 0.8))
+        done.set()
+        await rude
+
+    with Server(tmp_path, *settings) as server:
+        asyncio.run(main(server))
+        with server.client() as client:
+            until(lambda: client.stats()["allocator"].get("holds") == 0, 60, "everything has ended")
+            found = client.stats()
+        assert (found["gateway"]["open"], found["tokenizer"]["requests"], found["allocator"]["faults"]) == (0, 0, [])
+        assert server.stop() == 0
 
 
 @pytest.mark.slow
