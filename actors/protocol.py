@@ -228,13 +228,20 @@ class Draft(Message, frozen=True):
 
 
 class Reserved(Message, frozen=True):
-    """Answers Reserve. A sequence that is ``short`` got nothing new."""
+    """Answers Reserve. A sequence that is ``short`` or ``waits`` got nothing new.
+
+    One that waits is told ready by ``Ready``: its beginning is being computed by another sequence, or brought from a
+    tier.
+    """
 
     hits: Column  # [R] KV slots found in the prefix cache for a newly opened sequence, else 0
     granted: Column  # [R] slots the sequence may now use
     changes: Column  # quadruples (sequence, table, index, block)
-    moves: Column  # triples (table, from block, to block); empty: nothing moves
+    moves: Column  # quadruples (COPY, SAVE or LOAD, table, block, place), see ``Page``; empty: nothing moves
     short: Column  # sequences
+    waits: Column = b""  # sequences
+    keys: bytes = b""  # 32 bytes each: block keys that moves name
+    available: int = 0  # blocks that every table could still give
 
 
 class Reserve(Message, frozen=True):
@@ -244,7 +251,15 @@ class Reserve(Message, frozen=True):
     sequences: Column  # [R]
     need: Column  # [R] KV slots in all that the step needs
     want: Column  # [R] what would be welcome, so that later steps need not ask
+    row_s: float = 0.0  # measured seconds to compute one row of a prompt; 0: not measured yet
+    row_slot_s: float = 0.0  # and for each slot of context before it
     reply = Reserved
+
+
+class Ready(Message, frozen=True):
+    """allocator -> scheduler (tell): sequences that waited can go on; Reserve for them is answered with their hit."""
+
+    sequences: Column
 
 
 class Paged(Message, frozen=True):
@@ -253,12 +268,77 @@ class Paged(Message, frozen=True):
     ticket: int
 
 
+COPY, SAVE, LOAD = range(3)  # what a move does
+
+
 class Page(Message, frozen=True):
-    """scheduler -> pager; only if blocks move."""
+    """scheduler -> pager, between Reserve and Execute; only if blocks move.
+
+    Quadruples (what, table, block, place). COPY: the device block ``block`` onto the device block ``place``, all groups
+    of the table. SAVE: the device block under key number ``place``, before anyone writes it again. LOAD: key number
+    ``place`` into the device block; ``Arrived`` tells when. When Paged comes, copies and reads of saved blocks are
+    queued on the device before any later step; loads may take their time.
+    """
 
     step: int
     moves: Column
+    keys: bytes = b""  # 32 bytes each
     reply = Paged
+
+
+# ---- tiers: allocator <-> pager
+
+
+class Mount(Message, frozen=True):
+    """allocator -> pager (tell), at the start and when the pager is back: the pools whose blocks it will move."""
+
+    facts: Facts
+    pools: Configured
+
+
+class Mounted(Message, frozen=True):
+    """pager -> allocator (tell): tiers are there (``holds``); ``through``: blocks are wanted as soon as they are full."""
+
+    holds: bool
+    through: bool = False
+
+
+class Find(Message, frozen=True):
+    """allocator -> pager (tell): which of a sequence's blocks do tiers hold?"""
+
+    sequence: int
+    keys: bytes  # 32 bytes each, in the order of the blocks
+
+
+class Found(Message, frozen=True):
+    """pager -> allocator (tell): answers Find, at the latest when the pager's deadline for look-ups has passed."""
+
+    sequence: int
+    present: Column  # [tables * keys] 1: every target group of the table can be brought
+    latency: float = 0.0  # seconds before the first byte comes, queueing included
+    rate: float = 0.0  # bytes per second after that
+
+
+class Arrived(Message, frozen=True):
+    """pager -> allocator (tell): loads have ended. A bad one (0) left the block as it was, or half written."""
+
+    tables: Column
+    blocks: Column
+    good: Column
+
+
+class Store(Message, frozen=True):
+    """allocator -> pager (tell): write these full blocks through. They are held until Stored; moves are all SAVE."""
+
+    moves: Column
+    keys: bytes
+
+
+class Stored(Message, frozen=True):
+    """pager -> allocator (tell): the blocks have been read from the device (or given up) and may be let go."""
+
+    tables: Column
+    blocks: Column
 
 
 class Executed(Message, frozen=True):
@@ -350,6 +430,7 @@ class Fork(Message, frozen=True):
     sequence: int
     source: int
     sample: int
+    length: int = -1  # KV slots shared; -1: all that are valid
 
 
 class Close(Message, frozen=True):

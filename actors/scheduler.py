@@ -304,7 +304,7 @@ class Scheduler(Actor[SchedulerOptions]):
             reserved = await self.ask(self.peer("allocator"), message, Reserved, self.options.ask_timeout)
             self._take_grants(step, message.sequences, reserved)
             if reserved.moves:
-                page = Page(step.number, reserved.moves)
+                page = Page(step.number, reserved.moves, reserved.keys)
                 self._ticket = (await self.ask(self.peer("pager"), page, Paged, self.options.ask_timeout)).ticket
             if not reserved.short:
                 return True
