@@ -15,9 +15,9 @@ class Sequence:
     """One sample of one request. Without steps in flight ``planned`` equals ``computed``."""
 
     __slots__ = (
-        "arrival", "cancelled", "computed", "end", "flight", "granted", "handle", "have", "ids", "orphaned", "pending",
-        "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops", "tenant", "tokenizer", "total",
-        "unknown",
+        "arrival", "cancelled", "computed", "end", "flight", "granted", "handle", "have", "held", "ids",
+        "orphaned", "pending", "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops",
+        "tenant", "tokenizer", "total", "unknown",
     )
 
     def __init__(self, admit: Admit, ids: list[int], tokenizer: str, stops: frozenset[int]):
@@ -40,6 +40,7 @@ class Sequence:
         self.total = len(ids)  # tokens that exist, the unknown ones included
         self.end = self.prompt_length + self.sampling.max_tokens  # tokens of the whole request, if nothing stops it
         self.pending: tuple[int, int] | None = None  # (step, logit row) of the last unknown token
+        self.held = False  # running, but its beginning is computed by another sequence or on its way from a tier
         self.cancelled = ""  # reason
         self.orphaned = 0.0  # monotonic second at which its tokenizer was lost; 0: it was not
         self.arrival = next(_arrivals)
@@ -92,6 +93,7 @@ class Sequence:
 
     def rewind(self) -> None:
         """Forget all computed KV: preempted."""
+        self.held = False
         self.handle, self.computed, self.planned, self.granted, self.have = -1, 0, 0, 0, 0
 
 

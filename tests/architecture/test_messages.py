@@ -111,6 +111,8 @@ def test_replies_are_the_participles_of_what_they_answer() -> None:
         assert name in participles or IRREGULAR.get(name) == verb, f"{verb} is answered by {name}"
     assert all(MESSAGES[name].reply is None for name in REPLIES), "an answer is not answered"
 
+TOLD = {"Accepted", "Mounted", "Stored", "Arrived"}  # news of what was told, no answers to an ask
+
 
 def test_commands_are_imperative() -> None:
     for name in MESSAGES.keys() - REPLIES.keys():
