@@ -16,7 +16,11 @@ Column = bytes  # packed int32
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 cut nothing."""
+    """How tokens are chosen, and how the request is served.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 cut nothing. A higher ``priority`` is served first and
+    gives way last. ``cache`` false: neither reads the prefix cache nor leaves anything in it.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -24,6 +28,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0
+    cache: bool = True
 
 
 # ---- request lane: gateway <-> tokenizer <-> scheduler

@@ -158,7 +158,8 @@ class AsyncClient:
         """Deltas as they come; leaving the loop cancels on the server.
 
         Options: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop_ids, ignore_eos, raw (text without
-        the chat template). Raises Refused, Timeout, Disconnected.
+        the chat template), priority (-100..100, higher is served first), cache (false: keep out of the prefix cache).
+        Raises Refused, Timeout, Disconnected.
         """
         return self._follow(self._request(prompt, options))
 

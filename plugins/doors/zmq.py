@@ -258,4 +258,4 @@ def _free(path: Path) -> None:
 
 def _sampling(message: wire.Generate) -> Sampling:
     return Sampling(message.max_tokens, message.temperature, message.top_k, message.top_p, message.stop_ids,
-                    message.ignore_eos)
+                    message.ignore_eos, message.priority, message.cache)
