@@ -46,6 +46,7 @@ class Generate(Message, frozen=True):
     sampling: Sampling
     seed: int  # effective seed, drawn by the gateway when the caller gave none
     sample: int = 0
+    like: bytes = b""  # request with the same prompt, of which this is another sample: it may share what that computed
 
 
 class Accepted(Message, frozen=True):
@@ -80,6 +81,7 @@ class Admit(Message, frozen=True):
     sampling: Sampling
     seed: int
     sample: int = 0
+    like: bytes = b""
 
 
 class Emit(Message, frozen=True):
@@ -208,6 +210,8 @@ class Open(Message, frozen=True):
     prompt_length: int
     sampling: Sampling
     seed: int
+    source: int = -1  # sequence of which it shares the first ``shared`` KV slots; -1: none
+    shared: int = 0
 
 
 class Drafted(Message, frozen=True):

@@ -155,11 +155,23 @@ class Roster:
         used = sum(-(-max(s.granted, s.total) // size) for s in self.running)
         return used + -(-(sequence.total + 1) // size) <= self.pools.blocks[0]
 
+    def waits_for_prompt(self, sequence: Sequence) -> bool:
+        """Whether a request is about to compute the prompt that this one is another sample of."""
+        source = self._source(sequence)
+        return source is not None and source.computed < source.prompt_length - 1
+
+    def _source(self, sequence: Sequence) -> Sequence | None:
+        source = self._known.get(sequence.like) if sequence.like else None
+        return source if source is not None and not source.cancelled and sequence.resembles(source) else None
+
     def begin(self, sequence: Sequence) -> None:
         """Introduce a waiting sequence to all that hold sequence state."""
         sequence.handle = self._handles.take()
+        source = self._source(sequence)
+        opening = sequence.opening(source if source is not None and source.handle >= 0 else None)
         for kind in HOLDERS:
-            self.open_at(kind, (sequence,))
+            self._actor.tell(self._actor.peer(kind), opening)
+        sequence.have = len(sequence.ids)
         self.waiting.remove(sequence)
         self.running.append(sequence)
 

@@ -203,6 +203,8 @@ class Scheduler(Actor[SchedulerOptions]):
         for sequence in self.policy.order(roster.waiting) if may_begin and room > 0 else ():
             if room < 1 or len(roster.running) >= self.options.max_running or not roster.fits(sequence):
                 break
+            if roster.waits_for_prompt(sequence):
+                continue
             roster.begin(sequence)
             parts.append(Part(sequence, min(sequence.uncomputed, chunk, room)))
             room -= parts[-1].count

@@ -15,7 +15,7 @@ class Sequence:
     """One sample of one request. Without steps in flight ``planned`` equals ``computed``."""
 
     __slots__ = (
-        "arrival", "cancelled", "computed", "end", "flight", "granted", "handle", "have", "held", "ids",
+        "arrival", "cancelled", "computed", "end", "flight", "granted", "handle", "have", "held", "ids", "like",
         "orphaned", "pending", "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops",
         "tenant", "tokenizer", "total", "unknown",
     )
@@ -23,6 +23,7 @@ class Sequence:
     def __init__(self, admit: Admit, ids: list[int], tokenizer: str, stops: frozenset[int]):
         self.request = admit.request
         self.tenant = admit.tenant
+        self.like = admit.like  # request with the same prompt, whose KV it may share
         self.sample = admit.sample
         self.tokenizer = tokenizer  # instance that hears of new ids
         self.ids = ids  # prompt and generated, as far as known on the host
@@ -60,10 +61,17 @@ class Sequence:
         """Tokens whose KV no planned step writes yet; 1 while decoding."""
         return self.total - self.planned
 
-    def opening(self) -> Open:
-        """The message that introduces the sequence as it is now."""
+    def opening(self, source: "Sequence | None" = None) -> Open:
+        """The message that introduces the sequence as it is now; it may share the prompt's KV with ``source``."""
+        shared = min(source.computed, self.prompt_length, len(self.ids) - 1) if source is not None else 0
         return Open(self.handle, self.request, self.tenant, self.sample, pack(self.ids), self.prompt_length,
-                    self.sampling, self.seed)
+                    self.sampling, self.seed, source.handle if source is not None and shared else -1, shared)
+
+    def resembles(self, other: "Sequence") -> bool:
+        """Whether it is another sample of the other's prompt."""
+        length = self.prompt_length
+        return (self.tenant == other.tenant and length == other.prompt_length
+                and self.ids[:length] == other.ids[:length])
 
     def append(self, ids: list[int]) -> tuple[list[int], str]:
         """Take verified ids up to the first stop or the limit; what was taken, and the finish ("" goes on)."""

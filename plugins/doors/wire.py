@@ -44,6 +44,8 @@ class Generate(Wire, frozen=True):
     ignore_eos: bool = False
     priority: int = 0  # since 1.1
     cache: bool = True  # since 1.1; false: keep out of the prefix cache
+    sample: int = 0  # since 1.1; number of this sample among those of a prompt and seed
+    like: bytes = b""  # since 1.1; request of the same prompt whose KV this one may share
 
 
 class Resume(Wire, frozen=True):
