@@ -8,6 +8,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -42,6 +43,8 @@ class Device:
         self._next = 0
         self._closed = False
         self._released: list[int] = []  # steps that end before the next stage
+        self._choosing = -1  # last step for which the stage that chooses its tokens is queued
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()  # stages for which that one is still to come
         self._held: list[Callable[[], None]] = []  # stages not yet handed to the thread
         self._queue: queue.SimpleQueue[list[Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"device:{cell}", daemon=True) if thread else None
@@ -76,8 +79,8 @@ class Device:
         # Not a job of its own: waking the thread costs more than all of this (some 30 us each way here).
         self._released.append(step)
 
-    def submit(self, stage: Callable[[], T], name: str) -> "asyncio.Future[T]":
-        """Queue a stage; the future belongs to the calling loop."""
+    def submit(self, stage: Callable[[], T], name: str, chooses: int = -1) -> "asyncio.Future[T]":
+        """Queue a stage; the future belongs to the calling loop. ``chooses``: step whose tokens ``chosen`` gets."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -88,17 +91,21 @@ class Device:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the stage any more
                 loop.call_soon_threadsafe(_settle, future, result, cause)
 
-        self._put(stage, name, settle)
+        self._put(stage, name, settle, chooses=chooses)
         self._hand_over()
         return future
 
-    def enqueue(self, stage: Callable[[], object], name: str) -> None:
-        """Queue a stage that nobody awaits; what goes wrong it must tell through the handles it was to fulfil."""
+    def enqueue(self, stage: Callable[[], object], name: str, after: int = -1) -> None:
+        """Queue a stage that nobody awaits; what goes wrong it must tell through the handles it was to fulfil.
+
+        ``after``: step whose chosen tokens it reads. Messages to two actors may overtake each other, so the stage that
+        chooses them may come later; then this one waits for it, and all others that come meanwhile wait behind.
+        """
         # It waits for the stage that is submitted after it, if that happens in this turn of the loop: two wakes of the
         # thread cost twice one, and its first stage would fight with the loop's thread for the GIL.
         if not self._held and self._thread is not None:
             asyncio.get_running_loop().call_soon(self._hand_over)
-        self._put(stage, name, None)
+        self._put(stage, name, None, after=after)
 
     def _hand_over(self) -> None:
         held, self._held = self._held, []
@@ -106,7 +113,7 @@ class Device:
             self._queue.put(held)
 
     def _put(self, stage: Callable[[], T], name: str, settle: "Callable[[T | None, BaseException | None], None] | None",
-             ) -> None:
+             after: int = -1, chooses: int = -1) -> None:
         released, self._released = self._released, []
 
         def run() -> None:
@@ -126,6 +133,15 @@ class Device:
             if settle is not None:
                 settle(result, cause)
 
+        if chooses < 0 and (self._waiting or after > self._choosing):
+            self._waiting.append((after, run))
+            return
+        self._choosing = max(self._choosing, chooses)
+        self._queue_up(run)
+        while self._waiting and self._waiting[0][0] <= self._choosing:
+            self._queue_up(self._waiting.popleft()[1])
+
+    def _queue_up(self, run: Callable[[], None]) -> None:
         if self._thread is None:
             run()
         else:
@@ -142,7 +158,8 @@ class Device:
         for slot in self._steps.pop(step, ()):
             self._values.pop(slot, None)
             self._free.append(slot)
-        self.chosen.pop(step - 1, None)
+        for old in [number for number in self.chosen if number < step]:
+            del self.chosen[old]
 
     def _work(self) -> None:
         while (jobs := self._queue.get()) is not None:

@@ -196,7 +196,8 @@ class Executor(Actor[ExecutorOptions]):
 
         if message.reduce or message.finish:
             return self.device.submit(stage, "execute")
-        self.device.enqueue(stage, "execute")  # a failure reaches the verifier through the handle
+        # A failure reaches the verifier through the handle.
+        self.device.enqueue(stage, "execute", after=message.pending_step)
         return Executed(logits, hidden)
 
     def on_commit(self, message: Commit) -> "asyncio.Future[None] | None":

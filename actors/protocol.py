@@ -142,6 +142,7 @@ class Configured(Message, frozen=True):
     block_size: int
     blocks: tuple[int, ...]  # per table
     groups: tuple[tuple[KVGroup, ...], ...]  # per table
+    shares: bool = False  # a sequence's beginning may be there already
 
 
 class Configure(Message, frozen=True):

@@ -4,7 +4,7 @@ It does not know how steps are composed; the step loop calls it between steps.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from antiphon.actors.columns import pack, unpack
@@ -24,6 +24,8 @@ class Roster:
         self.running: list[Sequence] = []
         self.admitted: list[tuple[Admit, str]] = []  # inbox: with the tokenizer it came from
         self.cancelled: dict[bytes, str] = {}  # inbox: request -> reason
+        self.hopeful = True  # somebody who waits may be able to begin
+        self.crowded = False  # somebody who began found too little memory, and nobody has left since
         self.readied: list[int] = []  # inbox: sequences that need no longer be held
         self.available = 0  # blocks that the allocator could still give when it was asked last
         self.changes: list[int] = []  # block-table changes not yet told to the executor, in fours
@@ -54,6 +56,7 @@ class Roster:
 
     def intake(self) -> None:
         """Take what has arrived: requests, then cancels, which may have overtaken them, then the end of a grace."""
+        self.hopeful = self.hopeful or self.called
         admitted, self.admitted = self.admitted, []
         for message, tokenizer in admitted:
             self._admit(message, tokenizer)
@@ -150,10 +153,37 @@ class Roster:
     # ---- running
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the pool could hold the running sequences' present lengths and this one."""
+        """Whether to begin a sequence: the pool holds it, may hold its beginning already, or others give way to it."""
         size = self.pools.block_size
-        used = sum(-(-max(s.granted, s.total) // size) for s in self.running)
-        return used + -(-(sequence.total + 1) // size) <= self.pools.blocks[0]
+        needed = -(-(sequence.total + 1) // size)
+        if needed <= self.available:
+            return True
+        if needed + sum(-(-max(s.granted, s.total) // size) for s in self.running) <= self.pools.blocks[0]:
+            return True
+        priority = min((s.sampling.priority for s in self.running), default=sequence.sampling.priority)
+        # A newcomer that was short after all has shown that there is no room until somebody leaves.
+        return priority < sequence.sampling.priority or (self.pools.shares and not self.crowded)
+
+    def gives_way(self, victim: Sequence, short: list[int]) -> Sequence:
+        """Who is preempted: a newcomer that found too little before a victim that has computed something."""
+        newcomers = [s for s in self.running if not s.computed and s.handle in short
+                     and s.sampling.priority <= victim.sampling.priority]
+        return newcomers[-1] if newcomers else victim
+
+    def beginners(self, order: list[Sequence], most: int) -> Iterator[Sequence]:
+        """Begin one after the other, while at most ``most`` run; if one does not fit, no other is tried."""
+        blocked = False
+        for sequence in order:
+            if len(self.running) >= most:
+                return
+            if self.waits_for_prompt(sequence):
+                blocked = True
+                continue
+            if not self.fits(sequence):
+                self.hopeful = blocked  # else nobody needs to be looked at before something changes
+                return
+            self.begin(sequence)
+            yield sequence
 
     def waits_for_prompt(self, sequence: Sequence) -> bool:
         """Whether a request is about to compute the prompt that this one is another sample of."""
@@ -167,6 +197,7 @@ class Roster:
     def begin(self, sequence: Sequence) -> None:
         """Introduce a waiting sequence to all that hold sequence state."""
         sequence.handle = self._handles.take()
+        self.available -= -(-(sequence.total + 1) // self.pools.block_size)
         source = self._source(sequence)
         opening = sequence.opening(source if source is not None and source.handle >= 0 else None)
         for kind in HOLDERS:
@@ -184,6 +215,7 @@ class Roster:
 
     def preempt(self, victim: Sequence) -> None:
         """Give a running sequence's memory back; it will be computed anew from its ids."""
+        self.crowded = self.crowded or not victim.computed
         self._close(victim, "preempted")
         victim.rewind()
         self.waiting.insert(0, victim)
@@ -205,6 +237,7 @@ class Roster:
         self._drop(sequence, "cancelled" if finish == "cancelled" else "finished")
 
     def _drop(self, sequence: Sequence, reason: str) -> None:
+        self.hopeful, self.crowded = True, False
         if self._known.get(sequence.request) is sequence:
             del self._known[sequence.request]
         if sequence.handle >= 0:

@@ -180,7 +180,7 @@ class Scheduler(Actor[SchedulerOptions]):
         """Rows for everyone who runs, then for those who can begin; None if nobody has a row to compute."""
         parts: list[Part] = []
         roster = self.roster
-        may_begin = bool(roster.waiting) and len(roster.running) < self.options.max_running
+        may_begin = bool(roster.waiting) and roster.hopeful and len(roster.running) < self.options.max_running
         if self.unison is not None:
             if not may_begin and self.unison.can_go_on():
                 self.number += 1
@@ -200,14 +200,12 @@ class Scheduler(Actor[SchedulerOptions]):
                 break
             parts.append(Part(sequence, min(sequence.total - sequence.planned, chunk, room)))
             room -= parts[-1].count
-        for sequence in self.policy.order(roster.waiting) if may_begin and room > 0 else ():
-            if room < 1 or len(roster.running) >= self.options.max_running or not roster.fits(sequence):
-                break
-            if roster.waits_for_prompt(sequence):
-                continue
-            roster.begin(sequence)
-            parts.append(Part(sequence, min(sequence.uncomputed, chunk, room)))
-            room -= parts[-1].count
+        if may_begin and room > 0:
+            for sequence in roster.beginners(self.policy.order(roster.waiting), self.options.max_running):
+                parts.append(Part(sequence, min(sequence.uncomputed, chunk, room)))
+                room -= parts[-1].count
+                if room < 1:
+                    break
         if not parts:
             return None
         self.number += 1
@@ -300,7 +298,7 @@ class Scheduler(Actor[SchedulerOptions]):
                 for part in step.parts:
                     part.draft([], None)
                 continue
-            victim = self.policy.victim(self.roster.running)
+            victim = self.roster.gives_way(self.policy.victim(self.roster.running), unpack(reserved.short).tolist())
             self.log.debug("preempted", request=victim.request.hex(), length=victim.total)
             self.clock["preempted"] += 1
             self.roster.preempt(victim)
@@ -313,6 +311,7 @@ class Scheduler(Actor[SchedulerOptions]):
     async def _pause(self) -> None:
         """Nobody could run, for pins or transfers hold the memory: not at once again."""
         if not self.roster.running:
+            self.roster.hopeful, self.roster.crowded = True, False
             with contextlib.suppress(TimeoutError):
                 await self.others.woken(time.monotonic() + SHORT_PAUSE)
 

@@ -114,7 +114,7 @@ class Verifier(Actor[VerifierOptions]):
             device.chosen[message.step] = verdict.chosen
             return _verified(verdict)
 
-        return device.submit(stage, "verify")
+        return device.submit(stage, "verify", chooses=message.step)
 
     def on_inspect(self, message: Inspect) -> Report:
         """Facts for an operator."""

@@ -100,6 +100,25 @@ async def test_a_closed_device_drops_what_has_not_begun(device: Device) -> None:
     assert not dropped.done()
 
 
+@pytest.mark.parametrize("thread", [True, False])
+async def test_a_stage_waits_for_the_one_that_chooses_the_tokens_it_reads(thread: bool) -> None:
+    device, read = Device("cell", 1, thread), list[object]()
+    device.enqueue(lambda: read.append(dict(device.chosen)), "execute", after=4)
+    behind = device.submit(lambda: read.append("behind"), "move")
+    await asyncio.sleep(0.05)
+    assert read == []
+
+    def choose() -> None:
+        device.chosen[4] = "tokens"
+
+    await device.submit(choose, "verify", chooses=4)
+    await behind
+    device.enqueue(lambda: read.append("at once"), "execute", after=4)
+    await device.submit(lambda: None, "end")
+    assert read == [{4: "tokens"}, "behind", "at once"]
+    device.close()
+
+
 def test_a_stage_that_outlives_its_loop_harms_nobody() -> None:
     device, gate = Device("cell", 1), threading.Event()
 
