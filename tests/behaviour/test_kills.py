@@ -219,7 +219,7 @@ def test_kills_among_bad_manners_in_a_small_pool_with_drafts(tmp_path: Path, nam
         *PATIENT, *SLOW, f"delivery={name!r}", plugin("Forgetful"),
         "actors.drafter.options={shape='tree', depth=3, every=9}", "actors.drafter.cell='drafts'",
         "actors.scheduler.options.length={plugin='fixed', max=12}", "actors.scheduler.options.max_chunk=16",
-        "actors.allocator.options.block_size=4", "actors.allocator.options.blocks=120",
+        "actors.allocator.options.block_size=4", "actors.allocator.options.blocks=180",
         "actors.gateway.options.client_grace=4.0", "actors.gateway.options.starved_grace=2.0",
     )
 
