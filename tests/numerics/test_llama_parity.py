@@ -121,6 +121,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral window": {"family": "mistral", "sliding_window": 24},
     "ministral of two groups": {
         "family": "ministral",
+        "head_dim": 16,  # HF's default is none
         "num_hidden_layers": 3,
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
