@@ -21,8 +21,8 @@ OPTIONS = NullOptions(window=6, context=400)
 class Bench:
     """An executor on the null backend, without a cell around it."""
 
-    def __init__(self) -> None:
-        self.backend = Null(OPTIONS, Bare(ModelSection()))
+    def __init__(self, options: NullOptions = OPTIONS) -> None:
+        self.backend = Null(options, Bare(ModelSection()))
         site: Any = SimpleNamespace(
             log=structlog.get_logger(), services={}, plugin=lambda kind: self.backend,
             post=SimpleNamespace(cell="step", epoch=1),
@@ -108,4 +108,20 @@ async def test_a_window_moves_over_more_entries_than_its_pool_has_blocks(marked:
             changes.append((1, entry - 3, -1))
         found = await bench.execute(0, at, ids[at : at + SIZE], changes)
         assert (found == expected(np.array(ids[: at + SIZE]), OPTIONS)).all()
+    bench.executor.device.close()
+
+
+async def test_a_sequence_may_be_longer_than_two_to_the_sixteen() -> None:
+    options = NullOptions(window=100, context=1 << 17)
+    bench = Bench(options)
+    await bench.load(pools(bench.backend.facts(), 5000, 16))
+    bench.open(0)
+    ids = [int(x) for x in np.random.default_rng(0).integers(0, 500, 70_000)]
+    order = np.random.default_rng(1).permutation(5000)
+    for at in range(0, 70_000, 4096):
+        chunk = ids[at : at + 4096]
+        entries = range(-(-at // 16), -(-(at + len(chunk)) // 16))
+        changes = [(table, entry, int(order[entry])) for entry in entries for table in (0, 1)]
+        found = await bench.execute(0, at, chunk, changes)
+    assert (found == expected(np.array(ids), options)).all()
     bench.executor.device.close()
