@@ -68,7 +68,7 @@ def test_a_sequence_goes_on_bitwise_from_blocks_that_were_away(path: Path, stora
         assert [d.shape for d in data] == [
             (len(blocks), g.slot_bytes() * moved.layout.block_size) for g in moved.layout.groups[t]
         ]
-        backend.write(t, blocks, [np.full_like(d, 0x7F) for d in data])  # NaN, were anyone to read it
+        backend.write(t, blocks, [np.full_like(d, 0xFF) for d in data])  # NaN, were anyone to read it
         places = np.array([moved.free[t].pop() for _ in range(2 * len(blocks))], np.int32)
         for array in data:
             array.setflags(write=False)  # as what came in a frame
@@ -118,7 +118,7 @@ async def test_blocks_move_while_steps_run(path: Path, storage: str) -> None:
         for _ in range(9):
             [data] = await access.read([(t, here)])
             await access.write(t, there, [*data])
-            await access.write(t, here, [np.full_like(array, 0x7F) for array in data])
+            await access.write(t, here, [np.full_like(array, 0xFF) for array in data])
             here, there = there, here
         driver.tables[0][t][driver.tables[0][t] >= 0] = here
     await asyncio.gather(*steps)
@@ -192,29 +192,27 @@ def test_kept_rows_of_a_tree_move_with_their_scales(path: Path, storage: str) ->
 @pytest.mark.parametrize("attention", ["cpu", "reference"])
 @pytest.mark.parametrize("stale", [False, True])
 def test_blocks_before_the_window_are_not_looked_at(tmp_path: Path, stale: bool, attention: str) -> None:
-    """They hold garbage as soon as they are let go, and the table may still name them."""
+    """They hold NaN as soon as they are let go, and the table may still name them."""
     path = tiny_llama(tmp_path / "m", tokenizer=False, **WINDOWED)
     driver, plain = Driver(path, attention={"plugin": attention}), Driver(path)
-    ids, at = prompt(120), 0
-    table = driver.windows.index(12)
-    named: dict[int, int] = {}
+    ids, at, table = prompt(120), 0, driver.windows.index(12)
     for each in (driver, plain):
         each.open()
+    entries = driver.tables[0][table]
     for n in (30, 1, 9, 1, 20, 1, 40):
         rows = [Rows(0, ids[at : at + n])]
-        if stale:
-            for entry, block in named.items():
-                if driver.tables[0][table][entry] < 0:
-                    driver.tables[0][table][entry] = block
         torch.testing.assert_close(driver.step(rows).logits, plain.step(rows).logits, atol=1e-4, rtol=1e-4)
-        named |= {entry: block for entry, block in enumerate(driver.tables[0][table].tolist()) if block >= 0}
-        if stale:
-            driver.tables[0][table][: max(0, driver.lengths[0] + 1 - 12) // 8] = -1  # they were given back before
+        named = entries.copy()
         for each in (driver, plain):
             each.commit(0, range(n))
         at += n
-        gone = np.array(driver.free[table], np.int32)
-        driver.backend.write(table, gone, [np.full_like(d, 0x7F) for d in driver.backend.read(table, gone)])
+        gone = np.flatnonzero((named >= 0) & (entries < 0))
+        records = driver.backend.read(table, named[gone])
+        driver.backend.write(table, named[gone], [np.full_like(d, 0xFF) for d in records])
+        if stale:
+            entries[gone] = named[gone]
+            driver.free[table] = [block for block in driver.free[table] if block not in named]  # no second owner
+    assert (entries[:12] >= 0).all() == stale
 
 
 def test_slots_take_the_bytes_that_they_say(path: Path) -> None:
