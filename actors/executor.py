@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from antiphon.actors.blocks import U8, BlockAccess
 from antiphon.actors.columns import I32, index_of, indexes, unpack
 from antiphon.actors.device import Device
 from antiphon.actors.model import Facts
@@ -49,7 +50,7 @@ class Batch(NamedTuple):
     ids: I32  # [N]
     positions: I32  # [N] for RoPE and windows
     parents: I32 | None  # [N] local row of the parent, -1 for a sequence's first row; None: all rows are chains
-    tables: tuple[I32, ...]  # per block table [R, most blocks], -1 beyond the end; groups name theirs
+    tables: tuple[I32, ...]  # per block table [R, most blocks], -1 beyond the end; before a window: -1 or stale
     logit_rows: I32  # [L] rows whose logits are wanted
     capture: tuple[str, ...] = ()  # hidden states wanted: "input:3", "output:29"
 
@@ -94,6 +95,18 @@ class Backend(Plugin[O]):
         """Copy slots in order; used to line up the kept rows of a tree."""
         raise NotImplementedError
 
+    def read(self, table: int, blocks: I32) -> list[U8]:
+        """Whole blocks of a table as they are stored: per KV group of the table [n, bytes], see ``KVGroup``."""
+        raise NotImplementedError
+
+    def write(self, table: int, blocks: I32, data: "list[U8 | None]") -> None:
+        """Write what ``read`` gave, perhaps elsewhere; a group given as None is left alone."""
+        raise NotImplementedError
+
+    def copy(self, table: int, sources: I32, targets: I32) -> None:
+        """Copy whole blocks in order, in every group of a table."""
+        raise NotImplementedError
+
     def reduce(self, logits: Any, params: RowParams) -> list[Any]:
         """Cut logits [L, vocabulary] to what a verifier in another cell needs, as buffers."""
         raise NotImplementedError
@@ -109,13 +122,14 @@ class Executor(Actor[ExecutorOptions]):
     kind = "executor"
     plugs = ("backend",)
     sections = ("model",)
-    provides = ("device",)
+    provides = ("device", "blocks")
 
     def __init__(self, options: ExecutorOptions, site: ActorSite):
         super().__init__(options, site)
         self.backend: Backend[Any] = site.plugin("backend")
         self.device = site.services["device"] = Device(
             site.post.cell, site.post.epoch, thread=not (self.backend.instant and site.post.direct))
+        self.blocks = site.services["blocks"] = BlockAccess(self.device, self.backend)
         self.pools: Pools | None = None
         self.tables: tuple[I32, ...] = ()  # mirrors [sequence index, most], -1 beyond the end
         self.most: list[int] = []
@@ -138,9 +152,12 @@ class Executor(Actor[ExecutorOptions]):
     def on_load(self, message: Load) -> "asyncio.Future[Loaded]":
         """Read the weights and allocate the pools."""
         began = time.monotonic()
-        self.pools = message.pools
+        self.pools = self.blocks.pools = message.pools
         widest = -(-self.backend.facts().context // message.pools.block_size)
-        most = [max(1, min(n, widest)) for n in message.pools.blocks]
+        # A window's pool may have fewer blocks than a sequence has entries: those before the window are let go.
+        windows = [groups[0].window for groups in message.pools.groups]
+        most = [widest if window else max(1, min(n, widest))
+                for n, window in zip(message.pools.blocks, windows, strict=True)]
         self.tables = tuple(np.full((64, m), -1, dtype=np.int32) for m in most)
 
         def load() -> Loaded:
@@ -151,19 +168,19 @@ class Executor(Actor[ExecutorOptions]):
 
     def on_open(self, message: Open) -> None:
         """Begin a mirror row of the block tables."""
-        index = index_of(message.sequence)
+        index = self._row(message.sequence)
         self.params.open(index, message)
-        while index >= len(self.tables[0]):
-            self.tables = tuple(np.vstack([t, np.full_like(t, -1)]) for t in self.tables)
         for table in self.tables:
             table[index] = -1
 
     def on_fork(self, message: Fork) -> None:
-        """The new sequence reads what its source reads until changes say otherwise."""
-        index = index_of(message.sequence)
+        """The new sequence reads the slots it shares with its source until changes say otherwise."""
+        index = self._row(message.sequence)
         self.params.fork(index, index_of(message.source), message.sample)
+        assert self.pools is not None
+        shared = None if message.length < 0 else -(-message.length // self.pools.block_size)
         for table in self.tables:
-            table[index] = table[index_of(message.source)]
+            table[index, :shared] = table[index_of(message.source), :shared]
 
     def on_close(self, message: Close) -> None:
         """Drop the mirror rows."""
@@ -172,8 +189,11 @@ class Executor(Actor[ExecutorOptions]):
 
     def on_execute(self, message: Execute) -> "Executed | asyncio.Future[Executed]":
         """Queue a step. The mirror changes now, in message order; the stage works on its own copies."""
-        for sequence, table, index, block in unpack(message.changes).reshape(-1, 4):
-            self.tables[table][index_of(int(sequence)), index] = block
+        if message.changes:
+            changes = unpack(message.changes).reshape(-1, 4)
+            for t, table in enumerate(self.tables):
+                sequences, _, entries, blocks = changes[changes[:, 1] == t].T
+                table[indexes(sequences), entries] = blocks
         batch, params = self._batch(message)
         logits = self.device.promise(message.step)
         hidden = {name: self.device.promise(message.step) for name in message.capture}
@@ -213,6 +233,13 @@ class Executor(Actor[ExecutorOptions]):
         """Facts for an operator."""
         return Report(self.facts())
 
+    def _row(self, sequence: int) -> int:
+        """Mirror row of a sequence; the mirrors grow to have it."""
+        index = index_of(sequence)
+        while index >= len(self.tables[0]):
+            self.tables = tuple(np.vstack([t, np.full_like(t, -1)]) for t in self.tables)
+        return index
+
     def _batch(self, message: Execute) -> tuple[Batch, RowParams]:
         sequences = indexes(unpack(message.sequences))
         offsets = unpack(message.row_offsets)
@@ -225,7 +252,7 @@ class Executor(Actor[ExecutorOptions]):
         used = int(positions.max() + (0 if parents is None else len(parents))) // self.pools.block_size + 1
         batch = Batch(
             sequences, starts, offsets, unpack(message.ids), positions, parents,
-            tuple(t.take(sequences, axis=0)[:, :used] for t in self.tables), logit_rows, message.capture,
+            tuple(t[sequences, :used] for t in self.tables), logit_rows, message.capture,
         )
         if not message.reduce:
             return batch, NO_ROWS

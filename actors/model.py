@@ -23,7 +23,9 @@ class KVGroup(msgspec.Struct, frozen=True):
     """A set of layers whose KV lies in one pool.
 
     ``window`` 0 keeps the whole context; otherwise only the last ``window`` tokens are read. ``owner`` is
-    "target" or "drafter": a drafter's group is auxiliary.
+    "target" or "drafter": a drafter's group is auxiliary. ``dtype`` is that of the stored numbers; ``quantization``
+    names how they are stored if not plainly, and ``scale_bytes`` is what it keeps beside the ``width`` numbers of a
+    head. A block leaves the device as one flat record a group: [layer][K, V][token][head][width and scales].
     """
 
     name: str
@@ -33,11 +35,13 @@ class KVGroup(msgspec.Struct, frozen=True):
     dtype: str
     window: int = 0
     owner: Literal["target", "drafter"] = "target"
+    quantization: str = ""
+    scale_bytes: int = 0
 
     def slot_bytes(self) -> int:
         """Bytes one token takes in this group, keys and values together."""
-        size = {"float32": 4, "int64": 8, "bfloat16": 2, "float16": 2}[self.dtype]
-        return 2 * self.layers * self.heads * self.width * size
+        size = {"float32": 4, "int64": 8, "bfloat16": 2, "float16": 2, "int8": 1}[self.dtype]
+        return 2 * self.layers * self.heads * (self.width * size + self.scale_bytes)
 
 
 class Facts(msgspec.Struct, frozen=True):

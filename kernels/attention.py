@@ -13,7 +13,7 @@ key is the whole vector, the value its first ``value_width`` numbers. The caller
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -69,6 +69,9 @@ class Block:
 
 Mask: TypeAlias = Causal | Window | Tree | Block
 
+Decode: TypeAlias = Callable[[Tensor, int], Tensor]
+"""``decode(stored, part)``: slots [..., Hkv, any] of keys (part 0) or values (1) as stored -> [..., Hkv, D]."""
+
 
 class Attended(NamedTuple):
     """Result of N rows.
@@ -99,6 +102,7 @@ def attention(
     want_mass: bool = False,
     tiled: bool = False,
     value_width: int | None = None,
+    decode: Decode | None = None,
 ) -> Attended:
     """Attend from N rows of R sequences to the KV of one layer.
 
@@ -109,11 +113,12 @@ def attention(
       are skipped, so a row that should see itself needs its own block selected.
     - ``scale`` of the scores, by default D ** -0.5; then ``softcap`` c > 0 turns a score s into c * tanh(s / c).
     - ``sinks`` [Hq]: logits of one more key per head that has no value (gpt-oss). Of parts to be merged, one gets them.
+    - ``decode``: how keys and values are read where they are not stored plainly; what it gives is in the dtype of q.
     - ``tiled``: query head h reads KV head h % Hkv; otherwise h // (Hq // Hkv).
 
     Raises ValueError for shapes that do not fit and for a visible slot without a block.
     """
-    check(q, kv, tables, row_offsets, positions, sinks, value_width)
+    check(q, kv, tables, row_offsets, positions, sinks, value_width, decode)
     exact = torch.promote_types(q.dtype, torch.float32)
     rows, heads, width = q.shape
     block_size, kv_heads, most = kv.shape[2], kv.shape[3], tables.shape[1]
@@ -121,7 +126,7 @@ def attention(
     head_of = torch.arange(heads, device=q.device)
     head_of = head_of % kv_heads if tiled else head_of // (heads // kv_heads)
 
-    out = q.new_zeros(rows, heads, kv.shape[4] if value_width is None else value_width)
+    out = q.new_zeros(rows, heads, width if value_width is None else value_width)
     lse = torch.full((rows, heads), -math.inf, dtype=torch.float32, device=q.device)
     block_mass = torch.zeros(rows, heads, most, dtype=torch.float32, device=q.device) if want_mass else None
     for r, (first, end) in enumerate(zip(row_offsets.tolist()[:-1], row_offsets.tolist()[1:], strict=True)):
@@ -143,9 +148,10 @@ def attention(
         absent = (ids < 0).repeat_interleave(block_size)[:slots]
         if bool((seen & absent).any()):
             raise ValueError(f"sequence {r}: a visible slot lies in a block that its table does not have")
-        taken = kv[:, ids.clamp(min=0)].flatten(1, 2)[:, :slots].to(exact)  # [2 or 1, T, Hkv, D]
-        keys = taken[0][:, head_of]
-        values = taken[-1][:, head_of, : out.shape[2]]
+        taken = kv[:, ids.clamp(min=0)].flatten(1, 2)[:, :slots]  # [2 or 1, T, Hkv, D]
+        parts = (taken[0], taken[-1]) if decode is None else (decode(taken[0], 0), decode(taken[-1], 1))
+        keys = parts[0].to(exact)[:, head_of]
+        values = parts[1].to(exact)[:, head_of, : out.shape[2]]
 
         scores = torch.einsum("nhd,thd->nht", q[first:end].to(exact), keys) * scale
         if softcap > 0:
@@ -223,13 +229,16 @@ def check(
     positions: Tensor,
     sinks: Tensor | None,
     value_width: int | None,
+    decode: Decode | None = None,
 ) -> None:
     """Raise ValueError unless the shapes fit the contract."""
     if q.ndim != 3 or kv.ndim != 5 or kv.shape[0] not in {1, 2}:
         shapes = f"{list(q.shape)} and {list(kv.shape)}"
         raise ValueError(f"q must be [N, Hq, D] and kv [2 or 1, blocks, block size, Hkv, D], found {shapes}")
-    if q.shape[2] != kv.shape[4] or q.shape[1] % kv.shape[3]:
+    if (q.shape[2] != kv.shape[4] and decode is None) or q.shape[1] % kv.shape[3]:
         raise ValueError(f"query heads {list(q.shape[1:])} do not fit KV heads {list(kv.shape[3:])}")
+    if decode is not None and kv.shape[0] == 1:
+        raise ValueError("the latent form has no stored form of its own to decode")
     if (kv.shape[0] == 1) != (value_width is not None):
         raise ValueError("value_width belongs to the latent form, where kv has one part, and only there")
     if value_width is not None and not 0 < value_width <= kv.shape[4]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from antiphon.kernels.attention import Attended, Block, Mask, NotSupported, Tree, Window, check, mask_bits
+from antiphon.kernels.attention import Attended, Block, Decode, Mask, NotSupported, Tree, Window, check, mask_bits
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -28,6 +28,7 @@ SHORT = 16  # rows of a sequence up to which it shares a call
 _WASTE = 512  # slots of padding that cost what one more call costs (about 0.1 ms on two cores)
 _GATHERED = 2048  # slots copied for one call: more leave the cache, and large buffers are mapped anew each time
 _FOLD = 64  # rows times group size up to which bfloat16 folds a group's heads into rows: a product instead of dots
+_SEEN = 1 << 23  # numbers of one call's mask, 32 MiB in float32: a long chunk far into a prompt gets several calls
 _SCORES = 1 << 24  # float32 scores held at once by the unfused path: 64 MiB
 
 
@@ -77,6 +78,7 @@ def attention(
     tiled: bool = False,
     value_width: int | None = None,
     want_lse: bool = False,
+    decode: Decode | None = None,
 ) -> Attended:
     """Do what ``antiphon.kernels.attention.attention`` does, with its shapes, options and errors.
 
@@ -85,9 +87,9 @@ def attention(
     """
     if select is not None:
         raise NotSupported("attention on the CPU selects no blocks; use the reference")
-    check(q, kv, tables, row_offsets, positions, sinks, value_width)
+    check(q, kv, tables, row_offsets, positions, sinks, value_width, decode)
     made = plan(tables, row_offsets, positions, mask, kv.shape[2], q.dtype)
-    return attend(q, kv, made, Options(scale, softcap, sinks, want_mass, tiled, value_width, want_lse))
+    return attend(q, kv, made, Options(scale, softcap, sinks, want_mass, tiled, value_width, want_lse, decode))
 
 
 class Options(NamedTuple):
@@ -100,6 +102,7 @@ class Options(NamedTuple):
     tiled: bool = False
     value_width: int | None = None
     want_lse: bool = False
+    decode: Decode | None = None
 
 
 def plan(
@@ -132,7 +135,13 @@ def plan(
         if part.entries[-1] >= table.shape[1] or table[r, part.entries].min() < 0:
             raise ValueError(f"sequence {r}: a visible slot lies in a block that its table does not have")
         if rows > SHORT:
-            call([(r, part)])
+            # Of a chain, rows before a row are context like any other, so a chunk may be cut anywhere.
+            whole = isinstance(mask, Block) or (masks is not None and masks[first : first + rows].any())
+            causal = start == 0 and window is None  # needs no mask
+            most = rows if whole or causal else max(SHORT, _SEEN // (part.entries.size * block_size))
+            for at in range(0, rows, most):
+                count = min(most, rows - at)
+                call([(r, Part(first + at, count, start + at, _entries(start + at, count, window, block_size)))])
         else:
             short.append((r, part))
 
@@ -169,7 +178,7 @@ def attend(q: Tensor, kv: Tensor, made: Plan, options: Options = Options()) -> A
         q = q.unflatten(1, (group, kv_heads)).transpose(1, 2).flatten(1, 2)  # type: ignore[no-untyped-call]
         sinks = None if sinks is None else sinks.view(group, kv_heads).t().reshape(heads)
     scale = q.shape[2] ** -0.5 if options.scale is None else options.scale
-    value_width = kv.shape[4] if options.value_width is None else options.value_width
+    value_width = q.shape[2] if options.value_width is None else options.value_width
     fused = options.softcap == 0 and sinks is None and not options.want_lse
     out = q.new_empty(made.rows, heads, value_width)
     lse = torch.full((made.rows, heads) if options.want_lse else (0, heads), -math.inf)
@@ -177,8 +186,8 @@ def attend(q: Tensor, kv: Tensor, made: Plan, options: Options = Options()) -> A
         batch, rows = call.shape
         # [B, H, n, D] and [B, Hkv, T, D]: views, the gather of blocks is the only copy
         queries = q[call.rows].view(batch, rows, heads, -1).transpose(1, 2)
-        keys = _gather(kv[0], call, batch)
-        values = _gather(kv[1], call, batch) if kv.shape[0] == 2 else keys[..., :value_width]
+        keys = _gather(kv[0], call, batch, options.decode, 0)
+        values = _gather(kv[1], call, batch, options.decode, 1) if kv.shape[0] == 2 else keys[..., :value_width]
         if fused:
             got = _fused(queries, keys, values, call, scale)
         else:
@@ -276,10 +285,12 @@ def _allowed(local: I64, rows: I64, at: I64, masks: I64 | None, block: bool) -> 
     return seen
 
 
-def _gather(pool: Tensor, call: Call, batch: int) -> Tensor:
+def _gather(pool: Tensor, call: Call, batch: int, decode: Decode | None, part: int) -> Tensor:
     """Return the slots that a call reads, [B, Hkv, T, D], of a pool of keys or values [blocks, block_size, Hkv, D]."""
     taken = pool[call.blocks] if isinstance(call.blocks, slice) else pool.index_select(0, call.blocks)
-    return taken.view(batch, -1, *pool.shape[2:])[:, : call.slots].transpose(1, 2)
+    if decode is not None:
+        taken = decode(taken, part)
+    return taken.view(batch, -1, *taken.shape[2:])[:, : call.slots].transpose(1, 2)
 
 
 def _rows(values: Tensor, call: Call) -> Tensor:

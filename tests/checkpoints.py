@@ -59,13 +59,13 @@ def tiny_llama(
 ) -> Path:
     """Write a small HF checkpoint with seeded random weights into ``directory`` in milliseconds; returns it.
 
-    ``family`` is "llama" or "mistral", ``dtype`` "float32", "float16" or "bfloat16"; ``config`` overrides or adds
-    fields of the HF config. ``max_shard_size`` in bytes splits the safetensors (0: one file). The tokenizer is of bytes
-    (ids 0-255) with ``<bos>`` 256, ``<eos>`` 257, ``<pad>`` 258, ``<|user|>`` 259, ``<|assistant|>`` 260 and a chat
-    template.
+    ``family`` is "llama", "mistral" or "ministral", ``dtype`` "float32", "float16" or "bfloat16"; ``config`` overrides
+    or adds fields of the HF config. ``max_shard_size`` in bytes splits the safetensors (0: one file). The tokenizer is
+    of bytes (ids 0-255) with ``<bos>`` 256, ``<eos>`` 257, ``<pad>`` 258, ``<|user|>`` 259, ``<|assistant|>`` 260 and a
+    chat template.
     """
     fields: dict[str, Any] = {
-        "architectures": [{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}[family]],
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
         "model_type": family,
         "vocab_size": 272,
         "hidden_size": 64,

@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.actors.blocks import U8
+from antiphon.actors.columns import I32
 from antiphon.actors.executor import Backend, Batch, Move, Output, Pools
 from antiphon.actors.model import Facts, KVGroup, ModelSection
 from antiphon.actors.rows import RowParams
@@ -23,13 +25,17 @@ _A, _B, _C = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.ui
 
 
 class NullOptions(Options, frozen=True):
-    """``window`` 0 leaves the window group out; ``step_seconds`` makes a step last."""
+    """``window`` 0 leaves the window group out.
+
+    ``step_seconds`` makes a step last, ``prefill_row_s`` each row of a sequence that has several rows in the step.
+    """
 
     vocabulary: Annotated[int, msgspec.Meta(ge=1)] = 512
     context: Annotated[int, msgspec.Meta(ge=2)] = 4096
     window: Annotated[int, msgspec.Meta(ge=0)] = 24
     eos: tuple[int, ...] = ()
     step_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    prefill_row_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Null(Backend[NullOptions]):
@@ -40,7 +46,7 @@ class Null(Backend[NullOptions]):
         self.pools: list[npt.NDArray[np.int64]] = []  # per table [groups, blocks, block_size, 2]
         self.hashes: list[U64] = []  # per table [blocks, block_size]: mix of what the first group's slot holds
         self.windows: list[int] = []  # per table, 0: the whole context
-        self.instant = not options.step_seconds
+        self.instant = not (options.step_seconds or options.prefill_row_s)
         self.size = 0
         self.seconds = 0.0  # spent computing, so that a bench can take it off
 
@@ -65,8 +71,8 @@ class Null(Backend[NullOptions]):
         began = time.perf_counter()
         self._write(batch)
         logits = self._logits(batch)
-        if self.options.step_seconds:
-            time.sleep(self.options.step_seconds)
+        if pause := self._pause(batch):
+            time.sleep(pause)
         hidden = {name: np.stack([batch.ids, batch.positions], axis=1) for name in batch.capture}
         self.seconds += time.perf_counter() - began
         return Output(logits, hidden)
@@ -77,10 +83,37 @@ class Null(Backend[NullOptions]):
             self.pools[table][:, to_block, to_slot] = self.pools[table][:, from_block, from_slot]
             self.hashes[table][to_block, to_slot] = self.hashes[table][from_block, from_slot]
 
+    def read(self, table: int, blocks: I32) -> list[U8]:
+        """Copies of blocks: [K: token ids][V: positions] of the block's slots, as int64."""
+        pool = self.pools[table]  # [groups, blocks, block_size, 2]
+        return [np.ascontiguousarray(group[blocks].swapaxes(1, 2)).view(np.uint8).reshape(len(blocks), self.size * 16)
+                for group in pool]
+
+    def write(self, table: int, blocks: I32, data: "list[U8 | None]") -> None:
+        """Write what ``read`` gave; what the first group holds is what later steps hash."""
+        for group, records in zip(self.pools[table], data, strict=True):
+            if records is not None:
+                slots = np.ascontiguousarray(records).view(np.int64).reshape(len(blocks), 2, self.size)
+                group[blocks] = slots.swapaxes(1, 2)
+        self.hashes[table][blocks] = mix(self.pools[table][0, blocks])
+
+    def copy(self, table: int, sources: I32, targets: I32) -> None:
+        """Copy blocks in order."""
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self.pools[table][:, target] = self.pools[table][:, source]
+            self.hashes[table][target] = self.hashes[table][source]
+
     def reduce(self, logits: F32, params: RowParams) -> list[Any]:
         """Cut logits to what a verifier elsewhere needs."""
         rows = sampling.sampling(len(params.position), **params._asdict())
         return reduction.to_frames(logits, rows)
+
+    def _pause(self, batch: Batch) -> float:
+        """Seconds that a step's computing is made to last."""
+        if not self.options.prefill_row_s:
+            return self.options.step_seconds
+        counts = np.diff(batch.row_offsets)
+        return self.options.step_seconds + self.options.prefill_row_s * int(counts[counts > 1].sum())
 
     def _write(self, batch: Batch) -> None:
         counts = np.diff(batch.row_offsets)
@@ -88,9 +121,7 @@ class Null(Backend[NullOptions]):
         slots = batch.starts[owner] + np.arange(len(batch.ids)) - np.repeat(batch.row_offsets[:-1], counts)
         values = np.stack([batch.ids, batch.positions], axis=1).astype(np.int64)
         for table, pool, read in zip(batch.tables, self.pools, self.hashes, strict=True):
-            blocks = table[owner, slots // self.size]
-            if (blocks < 0).any():
-                raise LookupError("a row has no block in its table")
+            blocks = _present(table[owner, slots // self.size])
             pool[:, blocks, slots % self.size] = values
             read[blocks, slots % self.size] = mix(values)
 
@@ -110,7 +141,7 @@ class Null(Backend[NullOptions]):
         counts = last + 1 - low
         ends = np.cumsum(counts)
         slots = np.arange(ends[-1] if len(ends) else 0) + np.repeat(low - ends + counts, counts)
-        blocks = batch.tables[t][np.repeat(owner, counts), slots // self.size]
+        blocks = _present(batch.tables[t][np.repeat(owner, counts), slots // self.size])
         read = self.hashes[t].reshape(-1)[blocks.astype(np.int64) * self.size + slots % self.size]
         return np.add.reduceat(read, ends - counts) if len(rows) else np.zeros(0, np.uint64)
 
@@ -121,10 +152,11 @@ class Null(Backend[NullOptions]):
         sums = []
         for r, (begin, end) in enumerate(zip(batch.row_offsets[:-1], batch.row_offsets[1:], strict=True)):
             rows = batch.logit_rows[(batch.logit_rows >= begin) & (batch.logit_rows < end)] - begin
-            start = int(batch.starts[r])
-            slots = np.arange(start + end - begin)
-            read = self.hashes[t][batch.tables[t][r, slots // self.size], slots % self.size]
-            view = _View(read, start, batch.positions[begin:end], rows, self.windows[t])
+            start, window = int(batch.starts[r]), self.windows[t]
+            first = max(0, start + 1 - window) if window else 0  # what lies before, no row sees
+            slots = np.arange(first, start + end - begin)
+            read = self.hashes[t][_present(batch.tables[t][r, slots // self.size]), slots % self.size]
+            view = _View(read, first, start - first, batch.positions[begin:end], rows, window)
             sums.append(_chain(view) if masks[begin] == trees.CAUSAL else _tree(view, masks[begin:end]))
         return np.concatenate(sums)
 
@@ -132,16 +164,24 @@ class Null(Backend[NullOptions]):
 class _View(NamedTuple):
     """What rows of one sequence can see in one group."""
 
-    read: U64  # [slots]
-    start: int
+    read: U64  # [slots], from slot ``first`` on
+    first: int
+    start: int  # of those, the ones valid before the step
     positions: npt.NDArray[np.int32]  # of the sequence's rows in this step
     rows: npt.NDArray[np.int64]  # local rows wanted
     window: int
 
     def low(self) -> npt.NDArray[np.int64]:
-        """First slot that each wanted row sees; slots before ``start`` are positions."""
+        """Where in ``read`` each wanted row begins to see; slots of before the step are positions."""
         positions = self.positions[self.rows].astype(np.int64)
-        return np.maximum(0, positions + 1 - self.window) if self.window else np.zeros_like(positions)
+        return np.maximum(0, positions + 1 - self.window - self.first) if self.window else np.zeros_like(positions)
+
+
+def _present(blocks: I32) -> I32:
+    """The blocks, none of them -1. Raises LookupError."""
+    if len(blocks) and int(blocks.min()) < 0:
+        raise LookupError("a slot that a row writes or sees has no block in its table")
+    return blocks
 
 
 def mix(slots: npt.NDArray[np.int64]) -> U64:

@@ -5,8 +5,8 @@ It does not know requests or text, nor how an architecture or attention is compu
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,21 +16,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from antiphon.actors.blocks import U8
+from antiphon.actors.columns import I32
 from antiphon.actors.executor import Backend, Batch, Move, Output, Pools
-from antiphon.actors.model import Facts, KVGroup, ModelSection
+from antiphon.actors.model import Dtype, Facts, KVGroup, ModelSection
 from antiphon.actors.rows import RowParams
 from antiphon.kernels import reduction, sampling, trees
-from antiphon.kernels.attention import Causal, Mask, Tree, Window
+from antiphon.kernels.attention import Causal, Decode, Mask, Tree, Window
 from antiphon.plugins.attentions.contract import Attend, Attention
 from antiphon.plugins.catalogue.catalogue import CATALOGUE, resolve
 from antiphon.plugins.catalogue.errors import CatalogueError
 from antiphon.plugins.models.checkpoint import Checkpoint
 from antiphon.plugins.models.contract import Model, Shape, group_name
-from antiphon.plugins.models.decoder import Decoder, Place, Reach, Step
+from antiphon.plugins.models.decoder import Decoder, Place, Reach, Read, Step, key_magnitudes
 from antiphon.plugins.models.families import family, open_checkpoint
+from antiphon.plugins.quantizations.contract import Cast, CastOptions, Quantization
 from antiphon.runtime.plugin import Options, Site
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 # Flags by which Linux tells that a processor multiplies bfloat16 itself: x86 twice, then Arm.
 NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -40,12 +43,19 @@ class TorchOptions(Options, frozen=True):
 
     ``threads`` 0 takes every core this process may use. ``attention`` names the attention plugin with its options.
     ``pack`` lays weights out for the processor at load, which makes few-row steps up to twice as fast; a head tied
-    to its embedding then takes memory twice.
+    to its embedding then takes memory twice. ``kv_dtype`` is that of stored keys and values, "auto" the compute dtype;
+    ``quantization`` names a plugin that stores them instead.
     """
 
     threads: int = 0
     attention: dict[str, Any] = msgspec.field(default_factory=lambda: {"plugin": "cpu"})
     pack: bool = True
+    kv_dtype: Dtype = "auto"
+    quantization: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.quantization and self.kv_dtype != "auto":
+            raise ValueError("`quantization` decides how keys and values are stored: leave `kv_dtype` out beside it")
 
 
 class Pool(NamedTuple):
@@ -53,11 +63,16 @@ class Pool(NamedTuple):
 
     table: int
     group: KVGroup
-    slots: Tensor  # [layers, 2, blocks, block size, heads, width]
+    slots: Tensor  # [layers, 2, blocks, block size, heads, width and scales]
+
+    def records(self) -> U8:
+        """The same memory as bytes, [layers * 2, blocks, bytes]: block b is the canonical record at [:, b]."""
+        slots = self.slots
+        return slots.view(torch.uint8).numpy().reshape(slots.shape[0] * 2, slots.shape[2], -1)
 
 
 class Torch(Backend[TorchOptions]):
-    """Computes steps with torch on the processor, weights and KV in one dtype."""
+    """Computes steps with torch on the processor, in one dtype."""
 
     def __init__(self, options: TorchOptions, site: Site):
         super().__init__(options, site)
@@ -103,7 +118,11 @@ class Torch(Backend[TorchOptions]):
             if name not in self._pools:
                 raise ValueError(f"the pools lack the model's KV group {name!r}; they hold {sorted(self._pools)}")
             before = sum(place.group == name for place in self._places)
-            self._places.append(Place(name, self._pools[name].slots[before]))
+            codec = None
+            if self._quantization is not None:
+                magnitudes = partial(key_magnitudes, shape, self._checkpoint, layer)
+                codec = self._quantization.codec(self._pools[name].group, self._dtype, magnitudes)
+            self._places.append(Place(name, self._pools[name].slots[before], codec))
         with torch.inference_mode():
             self._decoder = Decoder(shape, self._checkpoint, DTYPES[facts.dtype], pack=self.options.pack)
         del self._checkpoint  # lets go of the mapped files; facts were told from them and are kept
@@ -153,6 +172,32 @@ class Torch(Backend[TorchOptions]):
                     for flat in flats:  # [layers * 2, slots, heads, width]
                         flat.index_copy_(1, targets, flat.index_select(1, sources))
 
+    def read(self, table: int, blocks: I32) -> list[U8]:
+        """Copies of blocks of a table, per group in the order of the pools."""
+        found = []
+        for records in self._records(table):
+            out = np.empty((len(blocks), records.shape[0], records.shape[2]), np.uint8)
+            for place, block in zip(out, blocks.tolist(), strict=True):
+                place[:] = records[:, block]
+            found.append(out.reshape(len(blocks), records.shape[0] * records.shape[2]))
+        return found
+
+    def write(self, table: int, blocks: I32, data: "list[U8 | None]") -> None:
+        """Write what ``read`` gave."""
+        for records, given in zip(self._records(table), data, strict=True):
+            if given is not None:
+                for block, record in zip(blocks.tolist(), given, strict=True):
+                    records[:, block] = record.reshape(records.shape[0], records.shape[2])
+
+    def copy(self, table: int, sources: I32, targets: I32) -> None:
+        """Copy blocks in order."""
+        for records in self._records(table):
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                records[:, target] = records[:, source]
+
+    def _records(self, table: int) -> list[U8]:
+        return [pool.records() for pool in self._pools.values() if pool.table == table]
+
     def reduce(self, logits: Any, params: RowParams) -> list[Any]:
         """Cut logits to what a verifier in another cell needs, as ``kernels.reduction`` packs it."""
         rows = sampling.sampling(len(params.position), **params._asdict())
@@ -174,20 +219,37 @@ class Torch(Backend[TorchOptions]):
 
     @cached_property
     def _dtype(self) -> torch.dtype:
-        return DTYPES[self._facts.dtype]
+        return DTYPES[self._compute]
+
+    @cached_property
+    def _quantization(self) -> Quantization[Any] | None:
+        """How keys and values are stored; None: plainly, in the compute dtype."""
+        options = self.options
+        if options.quantization:
+            made: Quantization[Any] = self.site.build("quantization", options.quantization)
+            return made
+        if options.kv_dtype in {"auto", self._compute}:
+            return None
+        return Cast(CastOptions(dtype=options.kv_dtype), self.site)
+
+    @cached_property
+    def _compute(self) -> str:
+        wanted = self._section.dtype
+        return wanted if wanted != "auto" else "bfloat16" if native_bfloat16() else "float32"
 
     @cached_property
     def _facts(self) -> Facts:
-        shape = self._shape
-        wanted = self._section.dtype
-        dtype = wanted if wanted != "auto" else "bfloat16" if native_bfloat16() else "float32"
+        shape, dtype = self._shape, self._compute
+        groups = shape.groups(dtype)
+        if self._quantization is not None:
+            groups = tuple(self._quantization.stored(group) for group in groups)
         return Facts(
             name=self._checkpoint.name,
             vocabulary=shape.vocabulary,
             context=shape.context,
             layers=shape.layers,
             hidden=shape.hidden,
-            groups=shape.groups(dtype),
+            groups=groups,
             eos=shape.eos,
             dtype=dtype,
             digest=self._checkpoint.digest(),
@@ -211,9 +273,10 @@ def _cores() -> int:
 
 def _reserve(group: KVGroup, blocks: int, block_size: int) -> Tensor:
     """Zeros that take memory as they are written: anonymous pages, which attention may read before (0, never NaN)."""
-    shape = (group.layers, 2, blocks, block_size, group.heads, group.width)
+    dtype = DTYPES[group.dtype]
+    shape = (group.layers, 2, blocks, block_size, group.heads, group.width + group.scale_bytes // dtype.itemsize)
     pages = mmap.mmap(-1, max(1, blocks * block_size * group.slot_bytes()))
-    return torch.frombuffer(pages, dtype=DTYPES[group.dtype], count=int(np.prod(shape))).view(shape)
+    return torch.frombuffer(pages, dtype=dtype, count=int(np.prod(shape))).view(shape)
 
 
 def _mask(window: int, ancestors: npt.NDArray[np.uint64] | None) -> Mask:
@@ -221,8 +284,12 @@ def _mask(window: int, ancestors: npt.NDArray[np.uint64] | None) -> Mask:
     return narrow or Causal() if ancestors is None else Tree(ancestors, narrow)
 
 
-def _out(attend: Attend) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda q, kv: attend(q, kv).out
+def _out(attend: Attend) -> Read:
+    def read(q: Tensor, kv: Tensor, decode: Decode | None) -> Tensor:
+        # A path that reads plain pools need not know the option.
+        return attend(q, kv).out if decode is None else attend(q, kv, decode=decode).out
+
+    return read
 
 
 def _tensor(column: npt.NDArray[Any]) -> Tensor:

@@ -113,6 +113,8 @@ def page(kind: str, name: str) -> dict[str, Any]:
     for attribute in ("plugs", "uses", "sections", "provides", "requires"):
         if value := getattr(found, attribute, ()):
             shown[attribute] = list(value)
+    if getattr(found, "lossy", False):
+        shown["lossy"] = True
     if defaults := getattr(found, "defaults", {}):
         shown["defaults"] = [f"{plug} {default}" for plug, default in defaults.items()]
     return shown
@@ -155,6 +157,8 @@ def _text(shown: dict[str, Any]) -> str:
             lines.append(f"    {o['name']:{width}}  {o['type']}; {default}")
     elif "options" in shown:
         lines += ["", "  options: none"]
+    if shown.get("lossy"):
+        lines.append("  lossy: yes")
     for name in ("needs", "gives", "where", "plugs", "defaults", "uses", "sections", "provides", "requires"):
         if shown.get(name):
             lines.append(f"  {name}: {', '.join(shown[name])}")

@@ -6,17 +6,19 @@ reaches are handed in.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from antiphon.kernels import rope
+from antiphon.kernels.attention import Decode
 from antiphon.kernels.norms import rms_norm
 from antiphon.plugins.models.checkpoint import Checkpoint, CheckpointError
 from antiphon.plugins.models.contract import Shape
 from antiphon.plugins.models.linear import Linear, fused
+from antiphon.plugins.quantizations.contract import Codec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -44,13 +46,18 @@ class Place(NamedTuple):
 
     group: str
     kv: Tensor
+    codec: Codec | None = None  # None: plainly, in the compute dtype
+
+
+Read: TypeAlias = Callable[[Tensor, Tensor, Decode | None], Tensor]
+"""q [N, heads, width], a layer's pool and how its slots are decoded -> [N, heads, width]."""
 
 
 class Reach(NamedTuple):
     """How a step's rows reach one KV group: the slots they write, and attention prepared for what they read."""
 
     slots: Tensor  # int64 [N] into blocks * block size
-    attend: Callable[[Tensor, Tensor], Tensor]  # q [N, heads, width], a layer's pool -> [N, heads, width]
+    attend: Read
 
 
 class Step(NamedTuple):
@@ -108,7 +115,7 @@ class Decoder:
         for i, (layer, place) in enumerate(zip(self.layers, places, strict=True)):
             if f"input:{i}" in hidden:
                 captured[f"input:{i}"] = x
-            attended = self._attend(layer, x, step.reaches[place.group], place.kv, angles)
+            attended = self._attend(layer, x, step.reaches[place.group], place, angles)
             if i == shape.layers - 1 and f"output:{i}" not in hidden:
                 # Nobody reads other rows any more.
                 attended, x = attended[step.logit_rows], x[step.logit_rows]
@@ -126,15 +133,18 @@ class Decoder:
             return torch.empty(0, self.shape.vocabulary)
         return self.head(rms_norm(x, self.norm, self.shape.norm_eps)).float()
 
-    def _attend(self, layer: Layer, x: Tensor, reach: Reach, kv: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend(self, layer: Layer, x: Tensor, reach: Reach, place: Place, angles: tuple[Tensor, Tensor]) -> Tensor:
         shape = self.shape
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, shape.norm_eps))
         heads = qkv.view(len(x), shape.heads + 2 * shape.kv_heads, shape.head_dim)
         turned = rope.rotate(heads[:, : shape.heads + shape.kv_heads], *angles)
-        slots = kv.flatten(1, 2)  # [2, slots, kv heads, width], a view
-        slots[0].index_copy_(0, reach.slots, turned[:, shape.heads :])
-        slots[1].index_copy_(0, reach.slots, heads[:, shape.heads + shape.kv_heads :])
-        return reach.attend(turned[:, : shape.heads], kv).view(len(x), -1)
+        keys, values, decode = turned[:, shape.heads :], heads[:, shape.heads + shape.kv_heads :], None
+        if place.codec is not None:
+            keys, values, decode = place.codec.encode(keys, 0), place.codec.encode(values, 1), place.codec.decode
+        slots = place.kv.flatten(1, 2)  # [2, slots, kv heads, width], a view
+        slots[0].index_copy_(0, reach.slots, keys)
+        slots[1].index_copy_(0, reach.slots, values)
+        return reach.attend(turned[:, : shape.heads], place.kv, decode).view(len(x), -1)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, self.shape.norm_eps))
@@ -186,6 +196,26 @@ def _layer(reader: _Reader, shape: Shape, name: str) -> Layer:
         reader.linear(gate_up, shape.hidden, shape.mlp_bias),
         reader.linear([(f"{mlp}.down_proj", shape.hidden)], shape.mlp, shape.mlp_bias),
     )
+
+
+def key_magnitudes(shape: Shape, checkpoint: Checkpoint, layer: int) -> Tensor:
+    """How large a layer's keys are expected to be by channel, float32 [kv heads, head dim], from the weights alone.
+
+    The root mean square for inputs that the norm leaves white. The two channels of a rotary pair turn into each other,
+    so they share theirs.
+    """
+    name = f"model.layers.{layer}"
+    rows = shape.kv_heads * shape.head_dim
+    weight = checkpoint.tensor(f"{name}.self_attn.k_proj.weight", torch.float32, (rows, shape.hidden))
+    norm = checkpoint.tensor(f"{name}.input_layernorm.weight", torch.float32, (shape.hidden,))
+    squares = (weight * norm).square_().sum(dim=1)
+    if shape.qkv_bias:
+        squares += checkpoint.tensor(f"{name}.self_attn.k_proj.bias", torch.float32, (rows,)).square_()
+    found = squares.view(shape.kv_heads, shape.head_dim)
+    half = shape.rotary.width // 2
+    found[:, :half] = (found[:, :half] + found[:, half : 2 * half]) / 2
+    found[:, half : 2 * half] = found[:, :half]
+    return found.sqrt_()
 
 
 def _frequencies(shape: Shape) -> Tensor:

@@ -208,6 +208,22 @@ def test_trees_see_their_ancestors_and_the_context(window, lse, dtype):
     )
 
 
+@pytest.mark.parametrize("mask", ["causal", Window(9), Window(20, 3), "tree", Block()])
+def test_chunks_far_into_a_prompt_are_computed_in_parts(mask, monkeypatch):
+    """Bounded masks: parts of a chain that see the parts before them; what is no chain stays whole."""
+    step = make([(40, 90), (3, 5), (0, 70), (100, 33)], tree=mask == "tree")
+    mask = {"causal": Causal(), "tree": tree_of(step) if mask == "tree" else None}.get(mask, mask)
+    whole = attention_cpu.plan(*step.arguments()[2:], mask, 16, torch.float32)
+    monkeypatch.setattr(attention_cpu, "_SEEN", 3000)
+    parts = attention_cpu.plan(*step.arguments()[2:], mask, 16, torch.float32)
+    assert (len(parts.calls) > len(whole.calls)) is not isinstance(mask, Block)
+    assert isinstance(mask, Block) or all(c.seen is None or c.seen.numel() <= 3 * 3000 for c in parts.calls)
+    got = attention_cpu.attention(*step.arguments(), mask, want_lse=True)
+    out, lse, _ = naive(step, mask)
+    close(got.out, out)
+    close(got.lse, lse)
+
+
 @pytest.mark.parametrize("window", [None, Window(12, 2)])
 def test_block_rows_see_each_other(attention, window):
     step = make([(9, 8), (0, 30), (40, 1)])

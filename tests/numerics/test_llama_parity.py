@@ -119,6 +119,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "stored in float16": {"dtype": "float16"},
     "mistral": {"family": "mistral", "sliding_window": None},
     "mistral window": {"family": "mistral", "sliding_window": 24},
+    "ministral of two groups": {
+        "family": "ministral",
+        "head_dim": 16,  # HF's default is none
+        "num_hidden_layers": 3,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "mistral window of one block": {"family": "mistral", "sliding_window": 8},
 }
 
