@@ -297,7 +297,7 @@ class Mount(Message, frozen=True):
 
 
 class Mounted(Message, frozen=True):
-    """pager -> allocator (tell): tiers are there (``holds``); ``through``: blocks are wanted as soon as they are full."""
+    """pager -> allocator (tell): tiers are there (``holds``); ``through``: blocks are wanted once they are full."""
 
     holds: bool
     through: bool = False
