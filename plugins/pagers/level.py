@@ -22,6 +22,7 @@ from antiphon.runtime.counters import Counters
 T = TypeVar("T")
 Item = tuple[bytes, Payload]  # storage key, payload
 TURN = 0.05  # seconds that one call should take: the next look-up waits for it
+CHEAP = 1e-4  # seconds
 RECENT = 1 << 16  # keys remembered as written, so that an evicted block need not be read again
 PROBES = (1 << 12, 1 << 18)  # bytes of the first two readings
 COUNTERS = ("hits", "misses", "saved", "dropped", "corrupt", "errors", "late", "failures")
@@ -78,7 +79,7 @@ class Level:
         self._fell, self._drained = asyncio.Event(), asyncio.Event()  # it failed; nothing waits to be written
         self._drained.set()
         self._full_until = 0.0  # monotonic seconds
-        self._measured = 0.0  # monotonic second of the last usage()
+        self._measured = self._cost = 0.0  # monotonic second of the last usage(), seconds it took
 
     @property
     def up(self) -> bool:
@@ -130,7 +131,7 @@ class Level:
         """On the worker. What the probes' readings and writings took."""
         self._tier.open()
         taken = [self._probe(size) for size in PROBES]
-        self._measure(True)
+        self._measure()
         return [(size, read) for size, read, _ in taken], [(size, written) for size, _, written in taken]
 
     def _probe(self, size: int) -> tuple[int, float, float]:
@@ -160,11 +161,12 @@ class Level:
             self.counts.add("errors")
             self._degrade(cause)
 
-    def _measure(self, now: bool) -> None:
-        """On the worker, at most once a second: a shared store is asked over its network."""
-        if now or time.monotonic() - self._measured > 1:
-            self.usage = self._tier.usage()
+    def _measure(self) -> None:
+        """On the worker; at most once a second where it takes a while, as it does over a network."""
+        if self._cost < CHEAP or time.monotonic() - self._measured > 1:
             self._measured = time.monotonic()
+            self.usage = self._tier.usage()
+            self._cost = time.monotonic() - self._measured
 
     # ---- look-ups and reads
 
@@ -242,6 +244,7 @@ class Level:
         seconds = time.perf_counter() - began
         if corrupt:
             self._tier.drop(corrupt)
+            self._measure()
         return _Read(payloads, corrupt, amount, seconds)
 
     # ---- writes
@@ -318,7 +321,7 @@ class Level:
                    for (key, payload), has in zip(items, there, strict=True) if not has]
         evicted = self._tier.put(wrapped) if wrapped else []
         seconds = time.perf_counter() - began
-        self._measure(False)
+        self._measure()
         spilled: list[Item] = []
         for key, record in evicted:
             with suppress(records.BadRecord):  # damaged in memory

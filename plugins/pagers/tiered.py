@@ -107,11 +107,12 @@ class Tiered(Pager[TieredOptions]):
         stored = [[self.layout.keys(table, key) for key in keys] for table in range(len(tables))]
         wanted = [k for rows in stored for row in rows for k in row]
         sizes = [group.bytes for table in tables for _ in keys for group in table]
+        pending = [key in self.pending for key in wanted]  # now: it may be in its tier when that has answered already
         answers = await asyncio.gather(*(level.has(wanted) for level in self.levels))
         bytes_of = [0] * len(self.levels)
         held: set[bytes] = set()
         for i, key in enumerate(wanted):
-            if key in self.pending:
+            if pending[i] or key in self.pending:
                 held.add(key)
                 continue
             for n, there in enumerate(answers):
