@@ -50,7 +50,7 @@ class BlockAccess(Protocol):
         """One array [blocks, bytes] for each group of the table; a group given as None is left alone."""
 
     def copy(self, table: int, sources: I32, targets: I32) -> "asyncio.Future[None]":
-        """All groups of a table, source by source onto the targets."""
+        """All groups of a table, in order: a later source may be an earlier target."""
 
 
 class Blocks(NamedTuple):
@@ -73,13 +73,14 @@ class Pager(Plugin[O]):
     """Contract of a ``pager``: keeps blocks somewhere else and brings them back.
 
     This class itself keeps nothing. ``holds``: there is a place behind the device; ``through``: it wants blocks as soon
-    as they are full. The server runs the coroutines; one that raises is the actor's failure, so a place that does not
-    answer must not.
+    as they are full; ``back``: it wants evicted ones, even if they were written through. The server runs the
+    coroutines; one that raises is the actor's failure, so a place that does not answer must not.
     """
 
     kind: ClassVar[str] = "pager"
     holds: bool = False
     through: bool = False
+    back: bool = False
 
     def mount(self, facts: Facts, pools: Configured) -> None:
         """Learn the pools; before any other call, and again if they change."""
@@ -150,7 +151,7 @@ class PagerActor(Actor[PagerOptions]):
         if not self.running:
             self.running = True
             self.spawn(self.pager.run(), "run")
-        self.tell(self.owner, Mounted(self.pager.holds, self.pager.through))
+        self.tell(self.owner, Mounted(self.pager.holds, self.pager.through, self.pager.back))
 
     def on_page(self, message: Page) -> Paged:
         """Queue moves in the order of the column; what is on the device thread when this returns needs no ticket."""
@@ -213,14 +214,7 @@ class PagerActor(Actor[PagerOptions]):
         self.counts["copied"] += len(run)
         for table in np.unique(run[:, 1]).tolist():
             pairs = run[run[:, 1] == table][:, 2:]
-            # Copies of one stage may not see each other: one that reads or writes what another wrote begins a new one.
-            begin, written = 0, set[int]()
-            for i, (source, target) in enumerate(pairs.tolist()):
-                if source in written or target in written:
-                    self._await(access.copy(table, pairs[begin:i, 0].copy(), pairs[begin:i, 1].copy()))
-                    begin, written = i, set()
-                written.add(target)
-            self._await(access.copy(table, pairs[begin:, 0].copy(), pairs[begin:, 1].copy()))
+            self._await(access.copy(table, pairs[:, 0].copy(), pairs[:, 1].copy()))
 
     def _await(self, copied: "asyncio.Future[None]") -> None:
         """A copy that fails is the actor's own failure: the step would read what was never written."""

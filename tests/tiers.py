@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from antiphon.actors.columns import I32, pack, unpack
 from antiphon.actors.device import Device
 from antiphon.actors.model import Facts, KVGroup
 from antiphon.actors.pager import U8, PagerActor, PagerOptions
-from antiphon.actors.protocol import COPY, LOAD, SAVE, Configured, Find, Found, Mount, Page, Store
+from antiphon.actors.protocol import COPY, LOAD, SAVE, Arrived, Configured, Find, Found, Mount, Page, Store
 from antiphon.runtime import plugin
 from antiphon.runtime.actor import ActorSite
 from antiphon.runtime.message import Message
@@ -29,6 +29,9 @@ from antiphon.runtime.options import nested, read_options
 from antiphon.runtime.tables import Findings
 
 M = TypeVar("M", bound=Message)
+RAM = {"plugin": "ram", "size": "16MiB"}
+SLOW = {"plugin": "throttled", "tier": RAM, "write": "back"}
+QUICK = {"retry": "50ms", "longest": "200ms"}  # a tier that failed is opened again soon
 WHOLE = KVGroup("whole", 2, 2, 8, "float32")
 DRAFT = KVGroup("draft", 1, 1, 8, "float16", owner="drafter")
 WINDOW = KVGroup("window", 1, 2, 4, "bfloat16", window=8)
@@ -114,7 +117,8 @@ class ToyBlocks:
         def stage() -> None:
             self.log.append(("copy", table, targets.tolist()))
             for pool in self.pools[table]:
-                pool[targets] = pool[sources]
+                for source, target in zip(sources, targets, strict=True):
+                    pool[target] = pool[source]
 
         return self.device.submit(stage, "copy")
 
@@ -156,7 +160,7 @@ class Pagers:
         assert (sender, to) == ("pager", "allocator")
         self.heard.append(message)
 
-    async def __aenter__(self) -> "Pagers":
+    async def __aenter__(self) -> Self:
         self.actor.on_mount(Mount(self.facts, self.pools))
         if self.levels():
             await until(lambda: all(level["state"] != "opening" for level in self.levels()))
@@ -220,7 +224,7 @@ async def until(condition: Any, timeout: float = 20.0) -> None:
 class RedisServer:
     """A Redis of its own on a unix socket, without persistence."""
 
-    def __init__(self, home: Path, *arguments: str):
+    def __init__(self, home: Path):
         found = shutil.which("redis-server") or shutil.which("valkey-server")
         if found is None:
             assert not os.environ.get("ANTIPHON_NEEDS_REDIS"), "redis-server is not installed"
@@ -228,7 +232,7 @@ class RedisServer:
         self.socket = home / "redis.sock"
         self.url = f"unix://{self.socket}"
         self.command = [found, "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no",
-                        "--dir", str(home), *arguments]
+                        "--dir", str(home)]
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -254,3 +258,38 @@ class RedisServer:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(10)
+
+
+def disk(home: Path, **options: Any) -> dict[str, Any]:
+    return {"plugin": "disk", "path": str(home / "kv"), "size": "16MiB", **options}
+
+
+async def round_trip(pager: Pagers, read_back: bool = True) -> None:
+    """Save blocks of both tables, let later steps overwrite them, load them elsewhere."""
+    device = pager.device
+    wanted = {table: [device.block(table, b) for b in range(8)] for table in (0, 1)}
+    for table in (0, 1):
+        pager.save(table, list(range(8)), list(range(8)))
+        device.scribble(table, *range(8))
+    if read_back:
+        await pager.written()
+    assert (await pager.find(*range(9)))[0] == [[1] * 8 + [0]] * 2
+    for table in (0, 1):
+        pager.load(table, list(range(20, 28)), list(range(8)))
+        await good(pager, table, list(range(20, 28)))
+        assert [device.block(table, b) for b in range(20, 28)] == wanted[table]
+
+
+async def arrivals(pager: Pagers, count: int) -> dict[tuple[int, int], int]:
+    """(table, block) -> good, of so many blocks."""
+    got: dict[tuple[int, int], int] = {}
+    while len(got) < count:
+        told = await pager.hear(Arrived)
+        for table, block, ok in zip(*map(unpack, (told.tables, told.blocks, told.good)), strict=True):
+            assert (int(table), int(block)) not in got, "told twice"
+            got[int(table), int(block)] = int(ok)
+    return got
+
+
+async def good(pager: Pagers, table: int, blocks: list[int]) -> None:
+    assert await arrivals(pager, len(blocks)) == {(table, b): 1 for b in blocks}

@@ -4,6 +4,7 @@ It does not know why blocks move; a tier that is slow, full, damaged or dead onl
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -38,6 +39,13 @@ class TieredOptions(Options, frozen=True):
     retry: Seconds = 1.0
     longest: Seconds = 60.0
 
+    def __post_init__(self) -> None:
+        paths = [os.path.realpath(str(table["path"])) if "path" in table else "" for table in self.tiers]
+        for i, path in enumerate(paths):
+            if path and path in paths[:i]:
+                raise ValueError(f"tiers {paths.index(path)} and {i} have the same path: "
+                                 "give each a directory of its own")
+
 
 class _Pending:
     """A record that is being written somewhere: until it is, it is found here."""
@@ -65,7 +73,8 @@ class Tiered(Pager[TieredOptions]):
     def __init__(self, options: TieredOptions, site: Site):
         super().__init__(options, site)
         self.tiers = [(table["plugin"], site.build("tier", table)) for table in options.tiers]
-        self.through = any(tier.options.write == "through" for _, tier in self.tiers)
+        writes = {tier.options.write for _, tier in self.tiers}
+        self.through, self.back = "through" in writes, "back" in writes
         self.levels: list[Level] = []
         self.counts = Counters(COUNTERS)
         self.pending: dict[bytes, _Pending] = {}
@@ -123,8 +132,9 @@ class Tiered(Pager[TieredOptions]):
         present = np.array([[_whole(held.__contains__, row, table) for row in rows]
                             for rows, table in zip(stored, tables, strict=True)], dtype=np.int32)
         used = [(level, amount) for level, amount in zip(self.levels, bytes_of, strict=True) if amount]
-        if not used:
-            return Places(present)
+        if not used:  # what is evicted now will come from the fastest
+            level = next((level for level in self.levels if level.up), None)
+            return Places(present, level.delay(), level.reads.rate) if level else Places(present)
         seconds = sum(amount / max(1.0, level.reads.rate) for level, amount in used)
         return Places(present, max(level.delay() for level, _ in used), sum(amount for _, amount in used) / seconds)
 
