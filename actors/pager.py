@@ -92,12 +92,13 @@ class Pager(Plugin[O]):
         """Which blocks could be brought. Must end within a deadline."""
         raise ValueError(f"{self.site.instance} has no tiers, so nothing can be found there")
 
-    def save(self, blocks: Blocks, evicted: bool, read: Callable[[], None]) -> Coroutine[Any, Any, None]:
-        """Keep blocks that were ``evicted``, or else are written through.
-
-        The device's reading is queued before this returns. Call ``read`` once the blocks have been read or given up.
-        """
+    def save(self, blocks: Blocks) -> Coroutine[Any, Any, None]:
+        """Keep blocks that leave the device. Their reading is queued on the device before this returns."""
         raise ValueError(f"{self.site.instance} has no tiers, so blocks cannot be saved: name a pager that has some")
+
+    async def store(self, blocks: Blocks, stored: Callable[[Sequence[int]], None]) -> None:
+        """Write blocks through; call ``stored`` with indexes into ``blocks`` as they have been read, or given up."""
+        raise ValueError(f"{self.site.instance} has no tiers, so blocks cannot be stored: name a pager that has some")
 
     async def load(self, blocks: Blocks, arrived: Callable[[Sequence[int], bool], None]) -> None:
         """Bring blocks; call ``arrived`` with indexes into ``blocks`` as they are there (True) or will not be (False).
@@ -130,7 +131,7 @@ class PagerActor(Actor[PagerOptions]):
         self.pager: Pager[Any] = site.plugin("pager")
         self.owner = ""  # who sent Mount
         self.running = False
-        self.counts = {"copied": 0, "saves": 0, "loads": 0, "loads_bad": 0, "finds": 0}  # blocks, but for finds
+        self.counts = {"copied": 0, "saves": 0, "stores": 0, "loads": 0, "loads_bad": 0, "finds": 0}  # blocks, but for finds
 
     def facts(self) -> dict[str, Any]:
         """Blocks moved, and what the pager says."""
@@ -165,7 +166,7 @@ class PagerActor(Actor[PagerOptions]):
                 self._copy(run)
             elif run[0, 0] == SAVE:
                 self.counts["saves"] += len(run)
-                self.spawn(self.pager.save(blocks_of(run, message.keys), True, _nothing), "save")
+                self.spawn(self.pager.save(blocks_of(run, message.keys)), "save")
             else:
                 self.counts["loads"] += len(run)
                 self.spawn(self._load(blocks_of(run, message.keys)), "load")
@@ -174,9 +175,8 @@ class PagerActor(Actor[PagerOptions]):
     def on_store(self, message: Store) -> None:
         """Write full blocks through."""
         blocks = blocks_of(unpack(message.moves).reshape(-1, 4), message.keys)
-        self.counts["saves"] += len(blocks.keys)
-        told = Stored(pack(blocks.tables), pack(blocks.blocks))
-        self.spawn(self.pager.save(blocks, False, lambda: self.tell(self.owner, told)), "store")
+        self.counts["stores"] += len(blocks.keys)
+        self.spawn(self._store(blocks), "store")
 
     def on_find(self, message: Find) -> None:
         """Look where a sequence's blocks are."""
@@ -191,19 +191,28 @@ class PagerActor(Actor[PagerOptions]):
         places = await self.pager.find(keys)
         self.tell(self.owner, Found(sequence, pack(places.present.reshape(-1)), places.latency, places.rate))
 
+    async def _store(self, blocks: Blocks) -> None:
+        waiting = set(range(len(blocks.keys)))
+
+        def stored(which: Sequence[int]) -> None:
+            if tables_and_blocks := _first_told(blocks, which, waiting):
+                self.tell(self.owner, Stored(*tables_and_blocks))
+
+        await self.pager.store(blocks, stored)
+        stored(sorted(waiting))
+
     async def _load(self, blocks: Blocks) -> None:
-        open_ = set(range(len(blocks.keys)))
+        waiting = set(range(len(blocks.keys)))
 
         def arrived(which: Sequence[int], good: bool) -> None:
-            fresh = [i for i in which if i in open_]
-            if fresh:
-                open_.difference_update(fresh)
-                self.counts["loads_bad"] += 0 if good else len(fresh)
-                self.tell(self.owner, Arrived(pack([blocks.tables[i] for i in fresh]),
-                                              pack([blocks.blocks[i] for i in fresh]), pack([int(good)] * len(fresh))))
+            before = len(waiting)
+            if tables_and_blocks := _first_told(blocks, which, waiting):
+                count = before - len(waiting)
+                self.counts["loads_bad"] += 0 if good else count
+                self.tell(self.owner, Arrived(*tables_and_blocks, pack([int(good)] * count)))
 
         await self.pager.load(blocks, arrived)
-        arrived(sorted(open_), False)
+        arrived(sorted(waiting), False)
 
     def _copy(self, run: I32) -> None:
         try:
@@ -238,5 +247,8 @@ def blocks_of(moves: I32, keys: bytes) -> Blocks:
     return Blocks(moves[:, 1].tolist(), moves[:, 2].tolist(), [column[i] for i in moves[:, 3].tolist()])
 
 
-def _nothing() -> None:
-    """A step does not wait for its saves to be read: the order of the device's stages protects them."""
+def _first_told(blocks: Blocks, which: Sequence[int], waiting: set[int]) -> tuple[bytes, bytes] | None:
+    """Columns of the blocks among ``which`` that were still ``waiting``, and wait no more."""
+    fresh = [i for i in which if i in waiting]
+    waiting.difference_update(fresh)
+    return (pack([blocks.tables[i] for i in fresh]), pack([blocks.blocks[i] for i in fresh])) if fresh else None

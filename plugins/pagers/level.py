@@ -78,7 +78,9 @@ class Level:
         self._looks = 0  # look-ups that did not answer in time and have not answered yet
         self._fell, self._drained = asyncio.Event(), asyncio.Event()  # it failed; nothing waits to be written
         self._drained.set()
+        self._puts = 0
         self._full_until = 0.0  # monotonic seconds
+        self._first = self._observed = 0.0  # seconds a probe took when it opened; monotonic second of the last reading
         self._measured = self._cost = 0.0  # monotonic second of the last usage(), seconds it took
 
     @property
@@ -110,6 +112,8 @@ class Level:
                     since = self._worker.busy_since
                     if since and time.monotonic() - since > self._patience.stuck:
                         self._degrade(TierError(f"no answer within {self._patience.stuck:g} s"))
+                    elif time.monotonic() - self._observed > self._patience.longest and self._shunned():
+                        await self._measured_anew()
             await asyncio.sleep(self._patience.retry)
 
     async def _opened(self) -> bool:
@@ -120,12 +124,26 @@ class Level:
             return False
         self.reads.begin(*reads)
         self.writes.begin(*writes)
+        self._first, self._observed = self.reads.seconds(PROBES[1]), time.monotonic()
         if self.state == "degraded":
             self._log.info("tier is back", after_s=round(time.time() - self.since, 3))
         self.state, self.since, self.cause = "ok", time.time(), ""
         self.recent.clear()  # what it held it may have lost
         self._fell.clear()
         return True
+
+    def _shunned(self) -> bool:
+        """Whether reads seem to take much longer than when it opened: then none may come that would show otherwise."""
+        return self.reads.seconds(PROBES[1]) > 2 * self._first
+
+    async def _measured_anew(self) -> None:
+        self._observed = time.monotonic()
+        try:
+            taken = await self._worker.submit(lambda: [self._probe(size)[:2] for size in PROBES], READ)
+        except Exception as cause:  # noqa: BLE001 - a tier's failure is its own
+            self._failed(cause)
+        else:
+            self.reads.begin(*taken)
 
     def _open(self) -> tuple[list[_Taken], list[_Taken]]:
         """On the worker. What the probes' readings and writings took."""
@@ -220,10 +238,12 @@ class Level:
             self.counts.add("hits", len(read.payloads))
             self.counts.add("misses", len(batch) - len(read.payloads))
             if read.corrupt:
+                if not self.counts["corrupt"]:
+                    self._log.warning("stored blocks are damaged: they are dropped and counted from now on")
                 self.counts.add("corrupt", len(read.corrupt))
-                self._log.warning("stored blocks are damaged: dropped", records=len(read.corrupt))
             if read.amount:
                 self.reads.observe(read.amount, read.seconds)
+                self._observed = time.monotonic()
         return found
 
     def _read(self, amount: int, _: object) -> None:
@@ -249,24 +269,29 @@ class Level:
 
     # ---- writes
 
-    def wants(self, keys: Sequence[bytes]) -> bool:
-        """Whether it is worth offering records under these keys: it can take some and has not just taken these."""
-        return self.up and not all(key in self.recent for key in keys)
+    def takes(self, keys: Sequence[bytes], amount: int) -> bool:
+        """Reserve room in the queue for records of ``amount`` bytes in all.
 
-    def reserve(self, amount: int, count: int) -> bool:
-        """Room in the queue for ``count`` records; without it they are dropped and counted."""
+        False: it has them already, or cannot take them now; then they are dropped and counted.
+        """
+        if all(key in self.recent for key in keys):
+            return False
         if self.writing + amount > self._room or not self.up or time.monotonic() < self._full_until:
-            self.counts.add("dropped", count)
+            self.counts.add("dropped", len(keys))
             return False
         self.writing += amount
-        self._drained.clear()
         return True
 
     async def put(self, items: Sequence[Item], reserved: int) -> list[Item]:
-        """Keep payloads for which ``reserve`` gave room. Returns those that had to make room."""
+        """Keep payloads for which ``takes`` reserved room. Returns those that had to make room."""
         evicted: list[Item] = []
+        self._puts += 1
+        self._drained.clear()
         try:
             for batch in self._batches(items):
+                if not self.up:
+                    self.counts.add("dropped", len(batch))
+                    continue
                 try:
                     written = await self._worker.submit(functools.partial(self._put, batch), WRITE)
                 except TierFull as cause:
@@ -282,7 +307,8 @@ class Level:
                     self._kept(batch, written)
         finally:
             self.writing -= reserved
-            if not self.writing:
+            self._puts -= 1
+            if not self._puts:
                 self._drained.set()
         return evicted
 

@@ -58,10 +58,18 @@ class _Pending:
 
 
 class _Save(NamedTuple):
-    """A block to be kept: its records' keys and the levels that have room reserved."""
+    """A block to be kept, its records' keys and the levels that have room reserved."""
 
+    block: int
     keys: list[bytes]
     levels: list[Level]
+
+
+class _Reading(NamedTuple):
+    """What is being read from the device, by table, and the future of its bytes."""
+
+    saves: dict[int, list[_Save]]
+    done: "asyncio.Future[list[list[U8]]]"
 
 
 class Tiered(Pager[TieredOptions]):
@@ -94,7 +102,10 @@ class Tiered(Pager[TieredOptions]):
         await asyncio.gather(*(level.keep() for level in self.levels))
 
     async def close(self, deadline: float) -> None:
-        """Write what is queued."""
+        """Write what is queued, once the device has been read; it may have stopped already, and then never will be."""
+        if reading := {p.read for p in self.pending.values() if not p.read.done()}:
+            await asyncio.wait(reading, timeout=min(1.0, deadline / 2))
+        await asyncio.sleep(0)
         await asyncio.gather(*(level.close(deadline) for level in self.levels))
 
     def facts(self) -> dict[str, Any]:
@@ -140,47 +151,61 @@ class Tiered(Pager[TieredOptions]):
 
     # ---- save
 
-    def save(self, blocks: Blocks, evicted: bool, read: Callable[[], None]) -> Coroutine[Any, Any, None]:
-        """Evicted blocks go to the first level that writes back; to those that write through goes what they lack."""
-        back = next((level for level in self.levels if level.back and level.up), None) if evicted else None
-        levels = [level for level in self.levels if level is back or not level.back]
-        saves: dict[int, dict[int, _Save]] = {}  # table -> block -> what
+    def save(self, blocks: Blocks) -> Coroutine[Any, Any, None]:
+        """To the first level that writes back; to those that write through goes what they lack."""
+        back = next((level for level in self.levels if level.back and level.up), None)
+        return self._save(self._read(blocks, [level for level in self.levels if level is back or not level.back]))
+
+    async def store(self, blocks: Blocks, stored: Callable[[Sequence[int]], None]) -> None:
+        """To the levels that write through, piece by piece: the device's steps come between."""
+        through = [level for level in self.levels if not level.back]
+        writing = []
+        async with asyncio.TaskGroup() as tasks:
+            for chunk in self._chunks(blocks):
+                read = self._read(Blocks(*([column[i] for i in chunk] for column in blocks)), through)
+                if read.saves:
+                    await asyncio.wait([read.done])
+                    writing.append(tasks.create_task(self._save(read)))
+                stored(chunk)
+
+    def _read(self, blocks: Blocks, levels: Sequence[Level]) -> _Reading:
+        """Queue the reading of what some level takes: whatever writes these blocks next runs after it."""
+        saves: dict[int, list[_Save]] = {}
         for table, block, key in zip(*blocks, strict=True):
             keys, size = self.layout.keys(table, key), self.layout.bytes(table)
-            takers = [level for level in levels if level.wants(keys) and level.reserve(size, len(keys))]
-            if takers:
-                saves.setdefault(table, {})[block] = _Save(keys, takers)
+            if takers := [level for level in levels if level.takes(keys, size)]:
+                saves.setdefault(table, []).append(_Save(block, keys, takers))
         if not saves:
-            return _given_up(read)
+            return _Reading(saves, asyncio.get_running_loop().create_future())
         assert self._access is not None
-        # Queued here: whatever writes these blocks next runs after it.
-        reading = self._access.read([(table, np.array(list(of), dtype=np.int32)) for table, of in saves.items()])
+        done = self._access.read([(table, np.array([save.block for save in of], dtype=np.int32))
+                                  for table, of in saves.items()])
         for of in saves.values():
-            for save in of.values():
-                self.pending.update((key, _Pending(reading)) for key in save.keys)
-        return self._save(saves, reading, read)
+            for save in of:
+                self.pending.update((key, _Pending(done)) for key in save.keys)
+        return _Reading(saves, done)
 
-    async def _save(self, saves: dict[int, dict[int, _Save]], reading: "asyncio.Future[list[list[U8]]]",
-                    read: Callable[[], None]) -> None:
-        data = await reading
+    async def _save(self, reading: _Reading) -> None:
+        saves, done = reading
+        if not saves:
+            return
         offered: dict[int, list[Item]] = {}
         room: dict[int, int] = {}
-        for (table, of), groups in zip(saves.items(), data, strict=True):
+        for (table, of), groups in zip(saves.items(), await done, strict=True):
             rows = [np.ascontiguousarray(group) for group in groups]
-            for i, save in enumerate(of.values()):
+            for i, save in enumerate(of):
                 items: list[Item] = [(key, row[i]) for key, row in zip(save.keys, rows, strict=True)]
                 for key, payload in items:
-                    if (pending := self.pending.get(key)) is not None and pending.read is reading:
+                    if (pending := self.pending.get(key)) is not None and pending.read is done:
                         pending.payload = payload
                 for level in save.levels:
                     n = self.levels.index(level)
                     offered.setdefault(n, []).extend(items)
                     room[n] = room.get(n, 0) + self.layout.bytes(table)
-        read()
         try:
             await asyncio.gather(*(self._put(n, items, room[n]) for n, items in offered.items()))
         finally:
-            self._settled((key for of in saves.values() for save in of.values() for key in save.keys), reading)
+            self._settled((key for of in saves.values() for save in of for key in save.keys), done)
 
     async def _put(self, n: int, items: list[Item], reserved: int) -> None:
         """Write to a level; what that pushes out goes to the next one below that writes back."""
@@ -188,8 +213,7 @@ class Tiered(Pager[TieredOptions]):
         below = next((i for i in range(n + 1, len(self.levels)) if self.levels[i].back and self.levels[i].up), None)
         if not spilled or below is None:
             return
-        level = self.levels[below]
-        fitting = [(key, payload) for key, payload in spilled if level.wants([key]) and level.reserve(len(payload), 1)]
+        fitting = [(key, payload) for key, payload in spilled if self.levels[below].takes([key], len(payload))]
         reading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         reading.set_result(None)
         self.pending.update((key, _Pending(reading, payload)) for key, payload in fitting)
@@ -248,9 +272,7 @@ class Tiered(Pager[TieredOptions]):
             got = await level.get(missing, size, ends)
             found |= got
             for above in range(n):
-                items = [item for item in got.items()
-                         if self.levels[above].wants([item[0]]) and self.levels[above].reserve(len(item[1]), 1)]
-                if items:
+                if items := [item for item in got.items() if self.levels[above].takes(item[:1], len(item[1]))]:
                     promoted.setdefault(above, []).extend(items)
         return found
 
@@ -289,8 +311,3 @@ def _whole(there: Callable[[bytes], bool], keys: Sequence[bytes], table: Sequenc
     """Whether every group that the target reads is there; in a table without any, whether all groups are."""
     needed = [key for key, group in zip(keys, table, strict=True) if group.target] or keys
     return all(map(there, needed))
-
-
-async def _given_up(read: Callable[[], None]) -> None:
-    read()
-

@@ -1,5 +1,6 @@
 """Tiers that are slow, full, damaged or dead: the pager keeps and finds less, and takes them back in time."""
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -195,3 +196,29 @@ async def test_random_faults_never_lose_a_block_s_answer() -> None:
                 assert not ok or pager.device.block(1, block) == truth[keys[block - 20]]
         await pager.written()
         assert pager.levels()[1]["failures"] > 0
+
+
+async def test_a_tier_that_was_slow_once_is_measured_again() -> None:
+    async with Pagers(SLOW, **QUICK, stuck="80ms") as pager:
+        pager.save(0, [0], [0])
+        await pager.written()
+        level = pager.actor.pager.levels[0]
+        level.reads.observe(1000, 30.0)
+        level.reads.observe(1 << 20, 30.0)
+        assert (await pager.find(0))[1].latency > 1
+        # Nobody would load at such a price, so no load would show that it is quick again.
+        await until(lambda: level.reads.seconds(1 << 18) < 1)
+        assert level.state == "ok"
+
+
+async def test_a_device_that_stopped_first_does_not_hold_up_the_stop() -> None:
+    pager = Pagers(RAM)
+    await pager.__aenter__()
+    gate = threading.Event()
+    pager.device.device.enqueue(gate.wait, "busy")
+    pager.save(0, [0], [0])
+    closing = asyncio.get_running_loop().run_in_executor(None, pager.device.device.close)
+    gate.set()
+    await closing
+    await pager.__aexit__(None)
+    assert pager.levels()[0]["state"] == "closed"
