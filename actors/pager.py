@@ -131,7 +131,8 @@ class PagerActor(Actor[PagerOptions]):
         self.pager: Pager[Any] = site.plugin("pager")
         self.owner = ""  # who sent Mount
         self.running = False
-        self.counts = {"copied": 0, "saves": 0, "stores": 0, "loads": 0, "loads_bad": 0, "finds": 0}  # blocks, but for finds
+        # Blocks, but for finds.
+        self.counts = {"copied": 0, "saves": 0, "stores": 0, "loads": 0, "loads_bad": 0, "finds": 0}
 
     def facts(self) -> dict[str, Any]:
         """Blocks moved, and what the pager says."""

@@ -21,7 +21,7 @@ from antiphon.actors.columns import I32, pack, unpack
 from antiphon.actors.device import Device
 from antiphon.actors.model import Facts, KVGroup
 from antiphon.actors.pager import U8, PagerActor, PagerOptions
-from antiphon.actors.protocol import COPY, LOAD, SAVE, Arrived, Configured, Find, Found, Mount, Page, Store
+from antiphon.actors.protocol import COPY, LOAD, SAVE, Arrived, Configured, Find, Found, Mount, Page, Store, Stored
 from antiphon.runtime import plugin
 from antiphon.runtime.actor import ActorSite
 from antiphon.runtime.message import Message
@@ -188,9 +188,14 @@ class Pagers:
     def save(self, table: int, blocks: list[int], keys: list[int]) -> None:
         self.page(SAVE, table, blocks, keys)
 
-    def store(self, table: int, blocks: list[int], keys: list[int]) -> None:
+    async def store(self, table: int, blocks: list[int], keys: list[int]) -> None:
+        """Until every block was told to be read, or given up."""
         moves = [n for i, block in enumerate(blocks) for n in (SAVE, table, block, i)]
         self.actor.on_store(Store(pack(moves), b"".join(map(key, keys))))
+        told: list[int] = []
+        while len(told) < len(blocks):
+            told += unpack((await self.hear(Stored)).blocks).tolist()
+        assert sorted(told) == sorted(blocks)
 
     def load(self, table: int, blocks: list[int], keys: list[int]) -> None:
         self.page(LOAD, table, blocks, keys)

@@ -139,7 +139,8 @@ class Level:
     async def _measured_anew(self) -> None:
         self._observed = time.monotonic()
         try:
-            taken = await self._worker.submit(lambda: [self._probe(size)[:2] for size in PROBES], READ)
+            probes = self._worker.submit(lambda: [self._probe(size)[:2] for size in PROBES], READ)
+            taken = await asyncio.wait_for(probes, self._patience.stuck)
         except Exception as cause:  # noqa: BLE001 - a tier's failure is its own
             self._failed(cause)
         else:
@@ -169,7 +170,7 @@ class Level:
             self._log.warning("tier is degraded: it holds nothing until it opens again", cause=repr(cause))
             self.state, self.since = "degraded", time.time()
             self.counts.add("failures")
-        self.cause = str(cause) or repr(cause)
+        self.cause = str(cause) or type(cause).__name__
         self._worker.fail(TierError(f"{self.name} is degraded: {self.cause}"))
         self._fell.set()
 
@@ -195,7 +196,9 @@ class Level:
             return nothing
         future = self._worker.submit(lambda: self._tier.has(keys), LOOK)
         try:
-            return await asyncio.wait_for(asyncio.shield(future), self._patience.look)
+            there = await asyncio.wait_for(asyncio.shield(future), self._patience.look)
+            self._forget(key for key, held in zip(keys, there, strict=True) if not held)
+            return there
         except TimeoutError:
             self.counts.add("late")
             self._looks += 1
@@ -235,6 +238,7 @@ class Level:
                 break
             found |= read.payloads
             self._remember(read.payloads)
+            self._forget(key for key in batch if key not in read.payloads)
             self.counts.add("hits", len(read.payloads))
             self.counts.add("misses", len(batch) - len(read.payloads))
             if read.corrupt:
@@ -318,13 +322,16 @@ class Level:
         if written.amount:
             self.writes.observe(written.amount, written.seconds)
         self._remember(key for key, _ in batch)
-        for key in written.gone:
-            self.recent.pop(key, None)
+        self._forget(written.gone)
 
     def _remember(self, keys: Iterable[bytes]) -> None:
         self.recent.update(dict.fromkeys(keys))
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.recent.pop(key, None)
 
     def _batches(self, items: Sequence[Item]) -> list[list[Item]]:
         """Cut so that no call takes much longer than a turn."""

@@ -162,7 +162,7 @@ class Tiered(Pager[TieredOptions]):
         writing = []
         async with asyncio.TaskGroup() as tasks:
             for chunk in self._chunks(blocks):
-                read = self._read(Blocks(*([column[i] for i in chunk] for column in blocks)), through)
+                read = self._read(_some(blocks, chunk), through)
                 if read.saves:
                     await asyncio.wait([read.done])
                     writing.append(tasks.create_task(self._save(read)))
@@ -311,3 +311,7 @@ def _whole(there: Callable[[bytes], bool], keys: Sequence[bytes], table: Sequenc
     """Whether every group that the target reads is there; in a table without any, whether all groups are."""
     needed = [key for key, group in zip(keys, table, strict=True) if group.target] or keys
     return all(map(there, needed))
+
+
+def _some(blocks: Blocks, which: Sequence[int]) -> Blocks:
+    return Blocks([blocks.tables[i] for i in which], [blocks.blocks[i] for i in which], [blocks.keys[i] for i in which])

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from tests.tiers import QUICK, RAM, SLOW, Pagers, RedisServer, arrivals, disk, good, round_trip, until
 
-from antiphon.actors.protocol import Stored
-
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
@@ -34,7 +32,7 @@ def flip(home: Path, share: float = 1.0) -> int:
 async def test_flipped_bytes_are_counted_dropped_and_reported_missing(tmp_path: Path) -> None:
     async with Pagers(disk(tmp_path)) as pager:
         wanted = [pager.device.block(1, b) for b in range(8)]
-        pager.store(1, list(range(8)), list(range(8)))
+        await pager.store(1, list(range(8)), list(range(8)))
         await pager.written()
         damaged = flip(tmp_path, 0.5)
         assert 0 < damaged < 8
@@ -46,6 +44,9 @@ async def test_flipped_bytes_are_counted_dropped_and_reported_missing(tmp_path: 
         (level,) = pager.levels()
         assert (list(got.values()).count(0), level["corrupt"], level["state"]) == (damaged, damaged, "ok")
         assert sum((await pager.find(*range(8)))[0][1]) == 8 - damaged
+        await pager.store(1, list(range(8)), list(range(8)))  # computed anew, and kept again
+        await pager.written()
+        assert (await pager.find(*range(8)))[0][1] == [1] * 8
 
 
 async def test_a_store_that_lies_never_reaches_the_device() -> None:
@@ -66,9 +67,8 @@ async def test_redis_killed_and_started_again_comes_back_by_itself(redis: RedisS
         pager.load(0, [10, 11], [0, 1])
         assert await arrivals(pager, 2) == {(0, 10): 0, (0, 11): 0}
         assert (await pager.find(0, 1))[0] == [[0, 0], [0, 0]]
-        pager.store(0, [0], [50])
+        await pager.store(0, [0], [50])
         pager.save(0, [0], [51])
-        await pager.hear(Stored)
         (level,) = pager.levels()
         assert (level["state"], level["errors"], level["failures"]) == ("degraded", 1, 1)
         assert level["cause"]
@@ -86,14 +86,14 @@ async def test_redis_that_is_not_there_at_the_start_is_found_later(redis: RedisS
         await round_trip(pager)
         redis.start()
         await until(lambda: pager.levels()[1]["state"] == "ok")
-        pager.store(0, [1], [60])
+        await pager.store(0, [1], [60])
         await pager.written()
         assert pager.levels()[1]["saved"] == 2
 
 
 async def test_redis_that_hangs_in_mid_load_costs_the_load_only(redis: RedisServer) -> None:
     async with Pagers({"plugin": "redis", "url": redis.url, "timeout": "200ms"}, **QUICK) as pager:
-        pager.store(0, [0, 1], [0, 1])
+        await pager.store(0, [0, 1], [0, 1])
         await pager.written()
         redis.signal(signal.SIGSTOP)
         pager.load(0, [10, 11], [0, 1])
@@ -162,10 +162,10 @@ async def test_saves_beyond_the_queue_are_dropped_counted_and_not_read() -> None
 
 async def test_a_full_tier_is_left_alone_for_a_while_and_still_read(redis: RedisServer) -> None:
     async with Pagers({"plugin": "redis", "url": redis.url}, **QUICK) as pager:
-        pager.store(0, [0], [0])
+        await pager.store(0, [0], [0])
         await pager.written()
         redis.limit(1)
-        pager.store(0, [1], [1])
+        await pager.store(0, [1], [1])
         await pager.written()
         assert pager.levels()[0]["dropped"] == 2
         assert pager.levels()[0]["state"] == "ok"
@@ -174,7 +174,7 @@ async def test_a_full_tier_is_left_alone_for_a_while_and_still_read(redis: Redis
         redis.limit(0)
 
         async def stored() -> bool:
-            pager.store(0, [1], [1])
+            await pager.store(0, [1], [1])
             await pager.written()
             return bool(pager.levels()[0]["saved"] == 4)
 
