@@ -159,7 +159,7 @@ class Level:
         record = records.wrap(key, bytes(size))
         try:
             written = _seconds(lambda: self._tier.put([(key, record)]))
-            read = _seconds(lambda: self._tier.get([key]))
+            read = _seconds(lambda: self._get([key]))
         except TierFull:  # too small for the probe: the first calls will tell
             return size, 0.0, 0.0
         self._tier.drop([key])

@@ -45,7 +45,8 @@ class Worker:
     def fail(self, cause: BaseException) -> None:
         """Give up what waits and what runs; a running call's result will interest nobody."""
         with self._wake:
-            jobs = [job for queue in self._queues for job in queue] + ([self._running] if self._running else [])
+            running = self._running  # read once: the thread may end it at any moment
+            jobs = [job for queue in self._queues for job in queue] + ([running] if running else [])
             for queue in self._queues:
                 queue.clear()
         for job in jobs:

@@ -67,3 +67,10 @@ def test_an_estimate_follows_a_tier_that_becomes_slower() -> None:
     for _ in range(40):
         estimate.observe(10, 5.0)
     assert estimate.latency + 10 / estimate.rate == pytest.approx(5.0, rel=0.05)
+
+
+def test_an_estimate_cuts_transfers_so_that_latency_does_not_rule_them() -> None:
+    estimate = Estimate()
+    estimate.begin((0, 0.1), (1000, 0.2))
+    assert estimate.amount(0.05) == pytest.approx(4000)  # a fifth of the half second is latency
+    assert estimate.amount(10.0) == pytest.approx(99_000)
