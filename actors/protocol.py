@@ -308,10 +308,14 @@ class Mount(Message, frozen=True):
 
 
 class Mounted(Message, frozen=True):
-    """pager -> allocator (tell): tiers are there (``holds``) and want blocks once they are full (``through``)."""
+    """pager -> allocator (tell): tiers are there (``holds``).
+
+    ``through``: blocks are wanted once they are full; ``back``: evicted ones are wanted even if they were stored.
+    """
 
     holds: bool
     through: bool = False
+    back: bool = False
 
 
 class Find(Message, frozen=True):

@@ -8,8 +8,4 @@ from antiphon.runtime.plugin import Options
 
 
 class Plain(Pager[Options]):
-    """No offload."""
-
-    def page(self, step: int, moves: bytes) -> int:
-        """Nothing can move: whoever asks made a mistake."""
-        raise ValueError("the plain pager moves no blocks")
+    """No tiers: only copies on the device."""

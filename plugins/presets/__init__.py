@@ -5,4 +5,5 @@ It does not know what they say.
 
 from pathlib import Path
 
+OFFLOAD = Path(__file__).parent / "offload.toml"
 STANDARD = Path(__file__).parent / "standard.toml"

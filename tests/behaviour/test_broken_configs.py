@@ -179,10 +179,10 @@ def test_one_mistake_is_one_message_with_file_key_found_and_accepted(
     ("delivery = 'pigeon'", f'{FILE}: delivery: found "pigeon" (a string). Write one of "zmq", "direct"'),
     ("extends = 5", f"{FILE}: extends: found 5 (an integer). Write a preset's name or './file.toml'"),
     ("extends = 'speculative'",
-     f"{FILE}: extends: no preset named 'speculative'. Installed presets: standard; or './file.toml'"),
+     f"{FILE}: extends: no preset named 'speculative'. Installed presets: offload, standard; or './file.toml'"),
     ("extends = './gone.toml'", f"{FILE}: extends: cannot read "),
     ("actors = 5", f"{FILE}: actors: found 5 (an integer). Write a table [actors]"),
-    ("", f"{FILE}: actors: no actor is declared. Declare [actors.NAME] or extend a preset: standard"),
+    ("", f"{FILE}: actors: no actor is declared. Declare [actors.NAME] or extend a preset: offload, standard"),
     ("[actors.gateway", f"{FILE}: is no TOML: "),
 ])
 def test_a_mistake_at_the_top_of_a_file(folder: Path, text: str, message: str) -> None:
@@ -191,15 +191,15 @@ def test_a_mistake_at_the_top_of_a_file(folder: Path, text: str, message: str) -
 
 
 def test_a_file_that_cannot_be_extended_is_the_only_problem_told(folder: Path) -> None:
-    (folder / FILE).write_text("extends = 'offload'\n[actors.gateway]\nuses = ['tokenizer']\n[modle]")
+    (folder / FILE).write_text("extends = 'disaggregated'\n[actors.gateway]\nuses = ['tokenizer']\n[modle]")
     (message,) = problems(FILE, "actors.pager.plugin=tiered")
-    assert "no preset named 'offload'" in message
+    assert "no preset named 'disaggregated'" in message
 
 
 def test_files_that_cannot_be_read(folder: Path) -> None:
     (message,) = problems("gone.toml")
     assert message == (f"gone.toml: cannot read {folder / 'gone.toml'}: No such file or directory. "
-                       "Write the path of a TOML file or a preset's name; installed: standard")
+                       "Write the path of a TOML file or a preset's name; installed: offload, standard")
     (folder / "folder.toml").mkdir()
     assert "Is a directory" in problems("folder.toml")[0]
     (folder / "latin.toml").write_bytes(b"x = '\xe9'")

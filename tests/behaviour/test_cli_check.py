@@ -81,8 +81,8 @@ def test_graph_draws_what_the_config_expands_to(capsys: pytest.CaptureFixture[st
 
 def test_graph_of_a_config_it_cannot_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["graph", "speculative"]) == 2
-    assert capsys.readouterr().err == ("speculative: no preset named 'speculative'. Installed presets: standard; "
-                                       "or './file.toml'\n")
+    assert capsys.readouterr().err == ("speculative: no preset named 'speculative'. "
+                                       "Installed presets: offload, standard; or './file.toml'\n")
 
 
 # ---- plugins and models
