@@ -3,7 +3,6 @@
 It does not know tensors or devices; it hands out numbers of blocks and says what is to be moved.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,15 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from antiphon.actors import keys
-from antiphon.actors.cache import Cache, Entry, Eviction
+from antiphon.actors.cache import Cache, Eviction
 from antiphon.actors.columns import pack, unpack
 from antiphon.actors.contexts import Context
 from antiphon.actors.index import Index
 from antiphon.actors.ledger import HOLE, Hold, LedgerError
 from antiphon.actors.model import Facts, KVGroup
-from antiphon.actors.prefixes import SHORT, WAITS, Move, Prefixes, Tiers
+from antiphon.actors.moves import columns, saves
+from antiphon.actors.pins import Pins
+from antiphon.actors.prefixes import SHORT, WAITS, Prefixes, Tiers
 from antiphon.actors.protocol import (
-    SAVE,
     Arrived,
     Close,
     Commit,
@@ -48,13 +48,12 @@ from antiphon.actors.protocol import (
     Unpinned,
 )
 from antiphon.actors.survey import survey, unused
+from antiphon.actors.waits import Waits
 from antiphon.runtime.actor import Actor, ActorSite
 from antiphon.runtime.plugin import Options
 from antiphon.runtime.quantities import Seconds, size
 
 MOST_BLOCKS = 1 << 17  # per table, unless ``blocks`` asks for more: a tiny model would fill the memory with bookkeeping
-STORING = 8  # one in so many blocks of a table may be held by write-through: the last ones must stay free for progress
-PIN = "pin"  # reason of a hold
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -85,12 +84,10 @@ class Allocator(Actor[AllocatorOptions]):
         self.cache: Cache[Any] = site.plugin("cache")
         self.eviction: Eviction[Any] = site.plugin("eviction")
         self.contexts: dict[int, Context] = {}
-        self.waiting: dict[int, Context] = {}  # those with an ``asker``
+        self.waits = Waits()
         self.roots: dict[str, bytes] = {}  # tenant -> key before a first block
         self.secret = b""
         self.saves = 0
-        self.quickest = float("inf")  # monotonic second of the next deadline
-        self.armed = asyncio.Event()
         self.pools = Configured(options.block_size, (0,), ((),))
         self._lay_out((0,), (0,), (0,))
 
@@ -105,10 +102,11 @@ class Allocator(Actor[AllocatorOptions]):
         self.prefixes = Prefixes(self.index, self.options.block_size, table_bytes)
         self.prefixes.patience = {"load": self.options.transfer_deadline, "author": self.options.wait_deadline}
         self.progress, self.transfers = self.prefixes.progress, self.prefixes.transfers
+        self.pins = Pins(self.index, self.options.block_size, self.options.pin_share)
 
     async def start(self) -> None:
         """Watch deadlines."""
-        self.spawn(self._deadlines(), "deadlines")
+        self.spawn(self.waits.watch(self.expire), "deadlines")
 
     def facts(self) -> dict[str, Any]:
         """The ledger's sums, the memory taken but not used, and what the cache has done."""
@@ -117,7 +115,7 @@ class Allocator(Actor[AllocatorOptions]):
         granted = sum(len(h.blocks[0]) for h in holds.values()) * self.options.block_size
         used = sum(self.progress.length(s) for s in holds)
         return {**audit._asdict(), "holds": len(self.ledger.holds), "granted_slots": granted, "used_slots": used,
-                "waste_slots": unused(self.prefixes), "waiting": len(self.waiting), **self.counters()}
+                "waste_slots": unused(self.prefixes), "waiting": len(self.waits.waiting), **self.counters()}
 
     def counters(self) -> dict[str, int]:
         """What has happened so far."""
@@ -181,7 +179,7 @@ class Allocator(Actor[AllocatorOptions]):
             entries = self.index.entries(context.keys[:cap], context.ids, self.prefixes.block_bytes, gaps=False)
             if self.index.longest(self.index.present(entries, cap), size) < cap:
                 context.finding, context.until = True, time.monotonic() + self.options.find_deadline
-                self._arm(context.until)
+                self.waits.arm(context.until)
                 self.tell(self.peer("pager"), Find(sequence, b"".join(context.keys[:cap])))
 
     def _root(self, tenant: str) -> bytes:
@@ -209,11 +207,11 @@ class Allocator(Actor[AllocatorOptions]):
                 hit = 0 if prefixes.grant(sequence, need, want) else SHORT
             else:
                 hit = prefixes.begin(context, need, want, now)
-                self._await(context, self.sender if hit == WAITS else "")
             if hit == SHORT:
                 short.append(sequence)
             elif hit == WAITS:
                 waits.append(sequence)
+                self.waits.add(context, self.sender)
             hits.append(max(hit, 0))
             granted.append(len(self.ledger.holds[sequence].blocks[0]) * prefixes.size if context.begun else 0)
         prefixes.end_turn()
@@ -223,28 +221,15 @@ class Allocator(Actor[AllocatorOptions]):
         return Reserved(pack(hits), pack(granted), pack(changes), moves, pack(short), pack(waits), names,
                         self.ledger.available())
 
-    def _await(self, context: Context, asker: str) -> None:
-        context.asker = asker
-        if asker:
-            self.waiting[context.sequence] = context
-            self._arm(context.until)
-        else:
-            self.waiting.pop(context.sequence, None)
-
     def _moves(self) -> tuple[bytes, bytes]:
-        """Moves of this turn as columns and the keys that they name; first of all what gave way is saved."""
-        moves, names = self.prefixes.moves, dict[bytes, int]()
-        evicted, self.index.evicted, self.prefixes.moves = self.index.evicted, [], []
-        if self.prefixes.tiers is not None:
-            saves = [Move(SAVE, t, block, -1, e.key) for t, block, e in evicted
-                     if not e.stored >> t & 1 and len(e.ids) == self.prefixes.block_bytes]
-            self.saves += len(saves)
-            moves = saves + moves
-        column: list[int] = []
-        for move in moves:
-            place = names.setdefault(move.key, len(names)) if move.key else move.place
-            column += (move.what, move.table, move.block, place)
-        return pack(column) if column else b"", b"".join(names)
+        """Moves of this turn; first of all what gave way is saved, before anything is written over it."""
+        moves, evicted = self.prefixes.moves, self.index.evicted
+        self.prefixes.moves, self.index.evicted = [], []
+        if self.prefixes.tiers is not None and evicted:
+            saved = saves(evicted, self.prefixes.block_bytes)
+            self.saves += len(saved)
+            moves = saved + moves
+        return columns(moves)
 
     def on_commit(self, message: Commit) -> None:
         """Note what is valid. Few sequences fill a block in a step: only those are looked at one by one."""
@@ -261,21 +246,10 @@ class Allocator(Actor[AllocatorOptions]):
         full, self.prefixes.full = self.prefixes.full, []
         if self.prefixes.tiers is None or not self.prefixes.tiers.through:
             return
-        room = [total // STORING - self.transfers.storing(t) for t, total in enumerate(self.ledger.total)]
-        chosen: list[tuple[int, int, Entry]] = []
-        names: dict[bytes, int] = {}
-        moves: list[int] = []
-        for table, block, entry in full:
-            # A block that has left its hold since is cached or gone: it is not worth a hold of its own.
-            if room[table] > 0 and not entry.stored >> table & 1 and self.ledger.references[table][block]:
-                room[table] -= 1
-                chosen.append((table, block, entry))
-                moves += (SAVE, table, block, names.setdefault(entry.key, len(names)))
-        if chosen:
-            deadline = time.monotonic() + self.options.transfer_deadline
-            self.transfers.store("write-through", chosen, deadline)
-            self._arm(deadline)
-            self.tell(self.peer("pager"), Store(pack(moves), b"".join(names)))
+        deadline = time.monotonic() + self.options.transfer_deadline
+        if moves := self.transfers.store(full, deadline):
+            self.waits.arm(deadline)
+            self.tell(self.peer("pager"), Store(*columns(moves)))
 
     def on_fork(self, message: Fork) -> None:
         """Share the source's blocks, the last, partly filled one until the fork copies it."""
@@ -307,7 +281,7 @@ class Allocator(Actor[AllocatorOptions]):
             context = self.contexts.pop(sequence, None)
             if context is None:
                 continue
-            self.waiting.pop(sequence, None)
+            self.waits.discard(sequence)
             self.prefixes.changes.pop(sequence, None)
             if message.reason == "preempted" and not self._keeps(self.progress.length(sequence)):
                 self.prefixes.forget(sequence)
@@ -366,48 +340,25 @@ class Allocator(Actor[AllocatorOptions]):
             self.transfers.stored(table, block)
 
     def _ready(self, sequences: Iterable[int]) -> None:
-        askers: dict[str, list[int]] = {}
-        for sequence in dict.fromkeys(sequences):
-            context = self.waiting.pop(sequence, None)
-            if context is not None:
-                askers.setdefault(context.asker, []).append(sequence)
-                context.asker = ""
-        for asker, ready in askers.items():
+        for asker, ready in self.waits.take(sequences).items():
             self.tell(asker, Ready(pack(ready)))
 
     # ---- deadlines
 
-    def _arm(self, deadline: float) -> None:
-        if deadline < self.quickest:
-            self.quickest = deadline
-            self.armed.set()
-
-    async def _deadlines(self) -> None:
-        while True:
-            try:
-                left = self.quickest - time.monotonic()
-                async with asyncio.timeout(left if left < float("inf") else None):
-                    await self.armed.wait()
-                self.armed.clear()
-            except TimeoutError:
-                self.expire(time.monotonic())
-
     def expire(self, now: float) -> None:
         """End waits, pins and transfers that are past their deadline."""
-        for sequence in self.transfers.expire(now):
+        ready = list(self.transfers.expire(now))
+        for sequence in ready:
             if (context := self.contexts.get(sequence)) is not None:
                 context.loading = 0
-                self._ready([sequence])
-        for context in [c for c in self.waiting.values() if c.until <= now]:
+        for context in self.waits.late(now):
             # Who waited for another sequence computes for itself; who waited for a look-up goes on without tiers.
             context.resolute = context.resolute or not context.finding
             context.finding = False
-            self._ready([context.sequence])
-        for key in [k for k, h in self.ledger.holds.items() if h.reason == PIN and (h.deadline or now) <= now]:
-            self.ledger.close(key)
-        ends = [c.until for c in self.waiting.values()]
-        ends += [h.deadline for h in self.ledger.holds.values() if h.deadline is not None]
-        self.quickest = min(ends, default=float("inf"))
+            ready.append(context.sequence)
+        self._ready(ready)
+        self.pins.expire(now)
+        self.waits.rearm(hold.deadline for hold in self.ledger.holds.values())
 
     # ---- operation
 
@@ -415,35 +366,15 @@ class Allocator(Actor[AllocatorOptions]):
         """Keep what there is of a prefix."""
         if not self.cache.keeps:
             return Pinned(0, 0, "this allocator keeps no prefixes: choose a cache such as 'hash'")
-        prefixes = self.prefixes
-        names = keys.chain(self._root(message.tenant), message.ids, prefixes.block_bytes)
-        entries = self.index.entries(names, message.ids, prefixes.block_bytes, gaps=False) if names else []
-        blocks = self.index.longest(self.index.present(entries, len(names)), prefixes.size) if names else 0
-        if not blocks:
-            return Pinned(0, 0, "no block of this prefix is on the device: let a request compute it first")
-        number, deadline = self.ledger.number(), time.monotonic() + message.seconds
-        wanted = [{e.blocks[t] for e in entries[self.index.needed(t, blocks * prefixes.size, prefixes.size):blocks]
-                   if e is not None} for t in range(len(self.ledger.total))]
-        pinned = [h.blocks for h in self.ledger.holds.values() if h.reason == PIN]
-        for table, total in enumerate(self.ledger.total):
-            taken = wanted[table].union(*(blocks[table] for blocks in pinned))
-            if len(taken) > total * self.options.pin_share:
-                return Pinned(0, 0, f"pins would keep {len(taken)} of {total} blocks, more than pin_share "
-                                    f"{self.options.pin_share} allows: unpin another prefix")
-        self.ledger.open(number, Hold(message.owner, PIN, len(self.ledger.total), deadline))
-        for table, numbers in enumerate(wanted):
-            for block in sorted(numbers):
-                self.ledger.share(number, table, block)
-        self._arm(deadline)
-        return Pinned(-number, blocks * prefixes.size)
+        deadline = time.monotonic() + message.seconds
+        number, slots, problem = self.pins.pin(message.owner, self._root(message.tenant), message.ids, deadline)
+        if slots:
+            self.waits.arm(deadline)
+        return Pinned(number, slots, problem)
 
     def on_unpin(self, message: Unpin) -> Unpinned:
         """Let a pin go."""
-        hold = self.ledger.holds.get(-message.pin)
-        if hold is None or hold.reason != PIN:
-            return Unpinned(False)
-        self.ledger.close(-message.pin)
-        return Unpinned(True)
+        return Unpinned(self.pins.unpin(message.pin))
 
     def on_flush(self, message: Flush) -> Flushed:
         """Forget what nobody holds."""

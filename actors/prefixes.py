@@ -11,6 +11,7 @@ from antiphon.actors.claims import Claims
 from antiphon.actors.contexts import Context
 from antiphon.actors.index import Bools, Index
 from antiphon.actors.ledger import HOLE, Hold
+from antiphon.actors.moves import Move
 from antiphon.actors.progress import NEVER, Progress
 from antiphon.actors.protocol import COPY, LOAD
 from antiphon.actors.transfers import Transfers
@@ -24,16 +25,6 @@ class Tiers(NamedTuple):
     through: bool
     latency: float = 0.0
     rate: float = 0.0
-
-
-class Move(NamedTuple):
-    """One device move. ``place``: the block copied to; of a load it is -1 and the key says what comes."""
-
-    what: int
-    table: int
-    block: int
-    place: int
-    key: bytes = b""
 
 
 class Prefixes:
@@ -54,7 +45,7 @@ class Prefixes:
         self.patience = {"load": 30.0, "author": 60.0}  # seconds a sequence waits at most
         self.counters = dict.fromkeys(
             ("queried_slots", "hit_slots", "tier_slots", "waits", "copies", "deduplicated", "loads_declined"), 0)
-        self._turn = -1  # hold of the blocks that moves of this turn read
+        self._turn = self.ledger.number()  # hold of the blocks that moves of this turn read
 
     # ---- beginning
 

@@ -9,6 +9,10 @@ from typing import NamedTuple
 from antiphon.actors.cache import Entry
 from antiphon.actors.index import Index
 from antiphon.actors.ledger import HOLE, QUARANTINE, TRANSFER, Hold
+from antiphon.actors.moves import Move
+from antiphon.actors.protocol import SAVE
+
+STORING = 8  # one in so many blocks of a table may be held by stores: the last ones must stay free for progress
 
 
 class Transfer(NamedTuple):
@@ -37,10 +41,20 @@ class Transfers:
         """Blocks (table, block, what is to come) will be written by the pager."""
         self._begin(self.loads, owner, sequence, blocks, deadline)
 
-    def store(self, owner: str, blocks: list[tuple[int, int, Entry]], deadline: float) -> None:
-        """Blocks will be read by the pager."""
-        self._begin(self.stores, owner, -1, blocks, deadline)
-        self.counters["stores"] += len(blocks)
+    def store(self, full: list[tuple[int, int, Entry]], deadline: float) -> list[Move]:
+        """Choose which full blocks (table, block, entry) are written through now; the moves that the pager makes."""
+        room = [total // STORING - sum(t == table for t, _ in self.stores)
+                for table, total in enumerate(self.ledger.total)]
+        chosen: list[tuple[int, int, Entry]] = []
+        for table, block, entry in full:
+            # A block that has left its sequence meanwhile is cached or gone: it is not worth a hold of its own.
+            if room[table] > 0 and not entry.stored >> table & 1 and self.ledger.references[table][block]:
+                room[table] -= 1
+                chosen.append((table, block, entry))
+        if chosen:
+            self._begin(self.stores, "write-through", -1, chosen, deadline)
+            self.counters["stores"] += len(chosen)
+        return [Move(SAVE, table, block, -1, entry.key) for table, block, entry in chosen]
 
     def _begin(self, transfers: dict[Block, Transfer], owner: str, sequence: int,
                blocks: list[tuple[int, int, Entry]], deadline: float) -> None:
@@ -69,10 +83,6 @@ class Transfers:
         if store is not None:
             store.entry.stored |= 1 << table
             self._end(table, store)
-
-    def storing(self, table: int) -> int:
-        """Blocks of a table that stores hold."""
-        return sum(t == table for t, _ in self.stores)
 
     def expire(self, now: float) -> set[int]:
         """Quarantine what is late; the sequences that wait for it."""
