@@ -143,7 +143,7 @@ class Allocator(Actor[AllocatorOptions]):
 
     def on_mounted(self, message: Mounted) -> None:
         """The pager says whether it has tiers."""
-        self.prefixes.tiers = Tiers(message.through) if message.holds else None
+        self.prefixes.tiers = Tiers(message.through, message.back) if message.holds else None
 
     def on_peer(self, instance: str, kind: str, up: bool) -> None:
         """A pager that is back is told of the pools; nobody waits for one that is gone."""
@@ -166,7 +166,12 @@ class Allocator(Actor[AllocatorOptions]):
         cached = self.cache.keeps and message.sampling.cache
         root = self._root(message.tenant) if cached else b""
         block_bytes = self.prefixes.block_bytes
-        self._open(Context(message.sequence, message.request.hex(), root, message.ids, block_bytes, cached))
+        context = Context(message.sequence, message.request.hex(), message.tenant, root, message.ids, block_bytes, cached)
+        source, shared = self.contexts.get(message.source), 4 * message.shared
+        if source is not None and source.tenant == message.tenant and source.ids[:shared] == message.ids[:shared]:
+            self._open_beside(context, source, message.shared)
+        else:
+            self._open(context)
 
     def _open(self, context: Context) -> None:
         sequence, size = context.sequence, self.options.block_size
@@ -226,7 +231,7 @@ class Allocator(Actor[AllocatorOptions]):
         moves, evicted = self.prefixes.moves, self.index.evicted
         self.prefixes.moves, self.index.evicted = [], []
         if self.prefixes.tiers is not None and evicted:
-            saved = saves(evicted, self.prefixes.block_bytes)
+            saved = saves(evicted, self.prefixes.block_bytes, self.prefixes.tiers.back)
             self.saves += len(saved)
             moves = saved + moves
         return columns(moves)
@@ -256,12 +261,16 @@ class Allocator(Actor[AllocatorOptions]):
         source = self.contexts.get(message.source)
         if source is None:
             raise LedgerError(f"Fork of sequence {message.source}, which is not open")
-        size, valid = self.options.block_size, self.progress.length(message.source)
-        slots = valid if message.length < 0 else min(message.length, valid)
         cached = source.cached and bool(message.ids)
-        context = Context(message.sequence, source.owner, source.root, message.ids, self.prefixes.block_bytes, cached,
-                          source.keys[:slots // size] if cached else None)
-        places = self.ledger.holds[message.source].blocks
+        context = Context(message.sequence, source.owner, source.tenant, source.root, message.ids,
+                          self.prefixes.block_bytes, cached)
+        self._open_beside(context, source, message.length if message.length >= 0 else self.progress.length(message.source))
+
+    def _open_beside(self, context: Context, source: Context, slots: int) -> None:
+        """Begin a sequence with the first slots of another one, as far as they are valid."""
+        size = self.options.block_size
+        slots = min(slots, self.progress.length(source.sequence))
+        places = self.ledger.holds[source.sequence].blocks
         count = -(-slots // size)
         if any(HOLE in places[t][self.index.needed(t, slots, size):count] for t in range(len(places))):
             slots = 0  # the source's window has moved on: the fork begins as any sequence does
@@ -270,10 +279,10 @@ class Allocator(Actor[AllocatorOptions]):
         if slots:
             for table, blocks in enumerate(places):
                 first = self.index.needed(table, slots, size)
-                self.ledger.holds[message.sequence].blocks[table] += [HOLE] * first
+                self.ledger.holds[context.sequence].blocks[table] += [HOLE] * first
                 for block in blocks[first:count]:
-                    self.ledger.share(message.sequence, table, block)
-            self.progress.set_length(message.sequence, slots)
+                    self.ledger.share(context.sequence, table, block)
+            self.progress.set_length(context.sequence, slots)
 
     def on_close(self, message: Close) -> None:
         """Take sequences' blocks back; with none left the ledger must be whole."""

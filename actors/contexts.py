@@ -15,20 +15,19 @@ class Context:
     """
 
     __slots__ = ("asker", "begun", "cached", "finding", "forked", "hit", "ids", "keys", "latency", "loaded", "loading",
-                 "owner", "present", "published", "rate", "resolute", "root", "sequence", "total", "until")
+                 "owner", "present", "published", "rate", "resolute", "root", "sequence", "tenant", "total", "until")
 
-    def __init__(self, sequence: int, owner: str, root: bytes, ids: bytes, block_bytes: int, cached: bool,
-                 known: list[bytes] | None = None):
+    def __init__(self, sequence: int, owner: str, tenant: str, root: bytes, ids: bytes, block_bytes: int,
+                 cached: bool):
         self.sequence = sequence
         self.owner = owner
+        self.tenant = tenant
         self.root = root  # key before the first block
         self.total = len(ids) // 4
         self.cached = cached  # takes part in the prefix cache
         self.ids = ids
-        self.keys = list(known or ())  # of full blocks; generated ones join when they are full
-        if cached:
-            done = len(self.keys)
-            self.keys += keys.chain(self.keys[-1] if done else root, ids[done * block_bytes:], block_bytes)
+        # Keys of full blocks; those of generated ids join when they are full.
+        self.keys = keys.chain(root, ids, block_bytes) if cached else []
         self.begun = False
         self.forked = False  # its blocks are its source's: they are in the hold before it begins
         self.hit = 0  # slots found

@@ -22,9 +22,13 @@ class StaleHandle(Exception):
 
 
 class Device:
-    """Cell service "device": ``submit`` runs stages in order on one thread; only stages call ``value``."""
+    """Cell service "device": ``submit`` runs stages in order on one thread; only stages call ``value``.
 
-    def __init__(self, cell: str, epoch: int):
+    ``thread`` false: stages run where they are submitted, at once. For devices whose stages take microseconds.
+    """
+
+    def __init__(self, cell: str, epoch: int, thread: bool = True):
+        self.thread = thread
         self.cell = cell
         self.epoch = epoch
         self.busy = 0.0  # seconds spent in stages
@@ -38,9 +42,11 @@ class Device:
         self._next = 0
         self._closed = False
         self._released: list[int] = []  # steps that end before the next stage
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"device:{cell}", daemon=True)
-        self._thread.start()
+        self._held: list[Callable[[], None]] = []  # stages not yet handed to the thread
+        self._queue: queue.SimpleQueue[list[Callable[[], None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"device:{cell}", daemon=True) if thread else None
+        if self._thread is not None:
+            self._thread.start()
 
     def promise(self, step: int) -> Handle:
         """A handle for a value that a stage of ``step`` will ``fulfil``."""
@@ -76,15 +82,28 @@ class Device:
         future: asyncio.Future[T] = loop.create_future()
 
         def settle(result: T | None, cause: BaseException | None) -> None:
+            if self._thread is None:
+                _settle(future, result, cause)
+                return
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the stage any more
                 loop.call_soon_threadsafe(_settle, future, result, cause)
 
         self._put(stage, name, settle)
+        self._hand_over()
         return future
 
     def enqueue(self, stage: Callable[[], object], name: str) -> None:
         """Queue a stage that nobody awaits; what goes wrong it must tell through the handles it was to fulfil."""
+        # It waits for the stage that is submitted after it, if that happens in this turn of the loop: two wakes of the
+        # thread cost twice one, and its first stage would fight with the loop's thread for the GIL.
+        if not self._held and self._thread is not None:
+            asyncio.get_running_loop().call_soon(self._hand_over)
         self._put(stage, name, None)
+
+    def _hand_over(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            self._queue.put(held)
 
     def _put(self, stage: Callable[[], T], name: str, settle: "Callable[[T | None, BaseException | None], None] | None",
              ) -> None:
@@ -107,13 +126,17 @@ class Device:
             if settle is not None:
                 settle(result, cause)
 
-        self._queue.put(run)
+        if self._thread is None:
+            run()
+        else:
+            self._held.append(run)
 
     def close(self, timeout: float = 5.0) -> None:
         """Drop the stages that have not begun and wait for the thread to end."""
         self._closed = True
-        self._queue.put(None)
-        self._thread.join(timeout)
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout)
 
     def _release(self, step: int) -> None:
         for slot in self._steps.pop(step, ()):
@@ -122,9 +145,10 @@ class Device:
         self.chosen.pop(step - 1, None)
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            if not self._closed:
-                job()
+        while (jobs := self._queue.get()) is not None:
+            for job in jobs:
+                if not self._closed:
+                    job()
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, cause: BaseException | None) -> None:

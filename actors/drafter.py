@@ -105,8 +105,6 @@ class DrafterActor(Actor[DrafterOptions]):
 
     def on_draft(self, message: Draft) -> Drafted:
         """Bring the mirrors up to date and ask the method where there is a budget."""
-        if not self.method.most:
-            return Drafted(bytes(len(message.sequences) + 4), b"", b"")  # it never drafts and needs no mirrors
         new, new_offsets = unpack(message.ids), unpack(message.offsets)
         offsets: list[int] = [0]
         tokens: list[int] = []

@@ -75,6 +75,7 @@ class Backend(Plugin[O]):
     """Contract of a ``backend``: computes steps on one device. All methods but ``facts`` run on the device thread."""
 
     kind: ClassVar[str] = "backend"
+    instant: bool = False  # stages take microseconds: with ``direct`` delivery they need no thread
     where: ClassVar[frozenset[str]] = frozenset({"device"})
 
     def facts(self) -> Facts:
@@ -113,7 +114,8 @@ class Executor(Actor[ExecutorOptions]):
     def __init__(self, options: ExecutorOptions, site: ActorSite):
         super().__init__(options, site)
         self.backend: Backend[Any] = site.plugin("backend")
-        self.device = site.services["device"] = Device(site.post.cell, site.post.epoch)
+        self.device = site.services["device"] = Device(
+            site.post.cell, site.post.epoch, thread=not (self.backend.instant and site.post.direct))
         self.pools: Pools | None = None
         self.tables: tuple[I32, ...] = ()  # mirrors [sequence index, most], -1 beyond the end
         self.most: list[int] = []

@@ -79,29 +79,31 @@ class Gateway(Actor[GatewayOptions]):
     # ---- called by the door
 
     def generate(self, client: ClientKey, request: bytes, text: str | None, ids: bytes | None, raw: bool,
-                 sampling: Sampling, seed: int | None) -> None:
+                 sampling: Sampling, seed: int | None, sample: int = 0, like: bytes = b"") -> None:
         """Take a new request, or refuse it. A client that asks the same once more has missed the answers so far."""
-        asked = hash((text, ids, raw, sampling, seed))
+        asked = hash((text, ids, raw, sampling, seed, sample))
         known = self.entries.get(request)
         if known is not None and (known.client, known.asked) == (client, asked):
             known.told = False
             self._rewind(known, [])
             return
-        entry = Entry(client, request, self.options.tenant, sampling, secrets.randbits(63) if seed is None else seed)
-        problem = limits.problem(request, text, ids, sampling, entry.seed, self.options.max_prompt)
+        effective = secrets.randbits(63) if seed is None else seed
+        entry = Entry(client, request, self.options.tenant, sampling, effective, sample)
+        problem = limits.problem(request, text, ids, sampling, entry.seed, self.options.max_prompt, sample)
         if (problem := self._problem(request) or problem) is not None:
             self.tally["refused"] += 1
             self.door.refused(client, request, *problem)
             return
         entry.asked = asked
-        entry.generate = Generate(request, entry.tenant, text, ids, raw, sampling, entry.seed)
+        like = like if (first := self.entries.get(like)) is not None and first.client == client else b""
+        entry.generate = Generate(request, entry.tenant, text, ids, raw, sampling, entry.seed, sample, like)
         self._enter(entry)
 
     def resume(self, client: ClientKey, request: bytes, prompt: bytes, done: bytes, sampling: Sampling,
-               seed: int) -> None:
+               seed: int, sample: int = 0) -> None:
         """Take up a request that another incarnation had accepted, or one that still runs here."""
         known = self.entries.get(request)
-        problem = limits.problem(request, None, prompt, sampling, seed, self.options.max_prompt)
+        problem = limits.problem(request, None, prompt, sampling, seed, self.options.max_prompt, sample)
         if problem is None and (len(done) % 4 or len(done) > self.options.max_prompt):
             problem = "invalid", "ids so far are not packed int32, or too many", 0.0
         if problem is None and known is not None and known.client == client:
@@ -112,7 +114,7 @@ class Gateway(Actor[GatewayOptions]):
             self.tally["refused"] += 1
             self.door.refused(client, request, *problem)
             return
-        entry = Entry(client, request, self.options.tenant, sampling, seed)
+        entry = Entry(client, request, self.options.tenant, sampling, seed, sample)
         entry.prompt, entry.accepted, entry.told = prompt, True, True
         entry.ids = unpack(done).tolist()
         entry.sent = len(entry.ids)

@@ -21,10 +21,10 @@ class Move(NamedTuple):
     key: bytes = b""
 
 
-def saves(evicted: Iterable[Evicted], block_bytes: int) -> list[Move]:
-    """Moves that save what gave way: full blocks which no tier has yet."""
+def saves(evicted: Iterable[Evicted], block_bytes: int, all_: bool) -> list[Move]:
+    """Moves that save what gave way: full blocks which no tier has yet, or ``all_``."""
     return [Move(SAVE, table, block, -1, entry.key) for table, block, entry in evicted
-            if not entry.stored >> table & 1 and len(entry.ids) == block_bytes]
+            if (all_ or not entry.stored >> table & 1) and len(entry.ids) == block_bytes]
 
 
 def columns(moves: Iterable[Move]) -> tuple[bytes, bytes]:

@@ -23,6 +23,7 @@ class Tiers(NamedTuple):
     """What is known of the pager's tiers. ``latency`` and ``rate`` (bytes a second) as last told."""
 
     through: bool
+    back: bool = False
     latency: float = 0.0
     rate: float = 0.0
 

@@ -16,7 +16,11 @@ Column = bytes  # packed int32
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 cut nothing."""
+    """How tokens are chosen, and how the request is served.
+
+    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 cut nothing. A higher ``priority`` is served first and
+    gives way last. ``cache`` false: neither reads the prefix cache nor leaves anything in it.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -24,7 +28,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    cache: bool = True  # the prefix cache may be used, and filled
+    priority: int = 0
+    cache: bool = True
 
 
 # ---- request lane: gateway <-> tokenizer <-> scheduler
@@ -41,6 +46,7 @@ class Generate(Message, frozen=True):
     sampling: Sampling
     seed: int  # effective seed, drawn by the gateway when the caller gave none
     sample: int = 0
+    like: bytes = b""  # request with the same prompt, of which this is another sample: it may share what that computed
 
 
 class Accepted(Message, frozen=True):
@@ -75,6 +81,7 @@ class Admit(Message, frozen=True):
     sampling: Sampling
     seed: int
     sample: int = 0
+    like: bytes = b""
 
 
 class Emit(Message, frozen=True):
@@ -203,6 +210,8 @@ class Open(Message, frozen=True):
     prompt_length: int
     sampling: Sampling
     seed: int
+    source: int = -1  # sequence of which it shares the first ``shared`` KV slots; -1: none
+    shared: int = 0
 
 
 class Drafted(Message, frozen=True):
@@ -298,10 +307,14 @@ class Mount(Message, frozen=True):
 
 
 class Mounted(Message, frozen=True):
-    """pager -> allocator (tell): tiers are there (``holds``); ``through``: blocks are wanted as soon as they are full."""
+    """pager -> allocator (tell): tiers are there (``holds``).
+
+    ``through``: blocks are wanted once they are full; ``back``: evicted ones are wanted even if they were stored.
+    """
 
     holds: bool
     through: bool = False
+    back: bool = False
 
 
 class Find(Message, frozen=True):

@@ -15,15 +15,16 @@ class Entry:
 
     __slots__ = (
         "accepted", "asked", "cancelled", "client", "dead_at", "deaths", "finish", "generate", "id", "ids", "passed",
-        "prompt", "sampling", "seed", "sent", "sent_on", "syncing", "tenant", "text", "told",
+        "prompt", "sample", "sampling", "seed", "sent", "sent_on", "syncing", "tenant", "text", "told",
     )
 
-    def __init__(self, client: ClientKey, request: bytes, tenant: str, sampling: Sampling, seed: int):
+    def __init__(self, client: ClientKey, request: bytes, tenant: str, sampling: Sampling, seed: int, sample: int):
         self.client = client
         self.id = request
         self.tenant = tenant
         self.sampling = sampling
         self.seed = seed
+        self.sample = sample
         self.asked = 0  # hash of what was asked, so that a frame that came twice is known
         self.generate: Generate | None = None  # until it is accepted
         self.prompt = b""  # packed ids, known once accepted
@@ -42,7 +43,7 @@ class Entry:
 
     def resume(self, ids: bytes) -> Resume:
         """The message that replays it after the packed ``ids``."""
-        return Resume(self.id, self.tenant, self.prompt, ids, self.sampling, self.seed)
+        return Resume(self.id, self.tenant, self.prompt, ids, self.sampling, self.seed, self.sample)
 
 
 class Quarantine:

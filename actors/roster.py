@@ -24,6 +24,8 @@ class Roster:
         self.running: list[Sequence] = []
         self.admitted: list[tuple[Admit, str]] = []  # inbox: with the tokenizer it came from
         self.cancelled: dict[bytes, str] = {}  # inbox: request -> reason
+        self.readied: list[int] = []  # inbox: sequences that need no longer be held
+        self.available = 0  # blocks that the allocator could still give when it was asked last
         self.changes: list[int] = []  # block-table changes not yet told to the executor, in fours
         self._actor = actor
         self._max_waiting = max_waiting
@@ -41,7 +43,12 @@ class Roster:
     @property
     def called(self) -> bool:
         """Whether an inbox holds something."""
-        return bool(self.admitted or self.cancelled)
+        return bool(self.admitted or self.cancelled or self.readied)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether sequences outlive the loss of their tokenizer."""
+        return bool(self._orphans)
 
     # ---- arriving
 
@@ -52,6 +59,10 @@ class Roster:
             self._admit(message, tokenizer)
         if self.cancelled:
             self._take_cancels()
+        if self.readied:
+            readied, self.readied = set(self.readied), []
+            for sequence in self.running:
+                sequence.held = sequence.held and sequence.handle not in readied
         if self._early or self._orphans:
             self._forget()
 
@@ -144,11 +155,23 @@ class Roster:
         used = sum(-(-max(s.granted, s.total) // size) for s in self.running)
         return used + -(-(sequence.total + 1) // size) <= self.pools.blocks[0]
 
+    def waits_for_prompt(self, sequence: Sequence) -> bool:
+        """Whether a request is about to compute the prompt that this one is another sample of."""
+        source = self._source(sequence)
+        return source is not None and source.computed < source.prompt_length - 1
+
+    def _source(self, sequence: Sequence) -> Sequence | None:
+        source = self._known.get(sequence.like) if sequence.like else None
+        return source if source is not None and not source.cancelled and sequence.resembles(source) else None
+
     def begin(self, sequence: Sequence) -> None:
         """Introduce a waiting sequence to all that hold sequence state."""
         sequence.handle = self._handles.take()
+        source = self._source(sequence)
+        opening = sequence.opening(source if source is not None and source.handle >= 0 else None)
         for kind in HOLDERS:
-            self.open_at(kind, (sequence,))
+            self._actor.tell(self._actor.peer(kind), opening)
+        sequence.have = len(sequence.ids)
         self.waiting.remove(sequence)
         self.running.append(sequence)
 

@@ -15,14 +15,15 @@ class Sequence:
     """One sample of one request. Without steps in flight ``planned`` equals ``computed``."""
 
     __slots__ = (
-        "arrival", "cancelled", "computed", "end", "flight", "granted", "handle", "have", "ids", "orphaned", "pending",
-        "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops", "tenant", "tokenizer", "total",
-        "unknown",
+        "arrival", "cancelled", "computed", "end", "flight", "granted", "handle", "have", "held", "ids", "like",
+        "orphaned", "pending", "planned", "prompt_length", "request", "sample", "sampling", "seed", "stops",
+        "tenant", "tokenizer", "total", "unknown",
     )
 
     def __init__(self, admit: Admit, ids: list[int], tokenizer: str, stops: frozenset[int]):
         self.request = admit.request
         self.tenant = admit.tenant
+        self.like = admit.like  # request with the same prompt, whose KV it may share
         self.sample = admit.sample
         self.tokenizer = tokenizer  # instance that hears of new ids
         self.ids = ids  # prompt and generated, as far as known on the host
@@ -40,6 +41,7 @@ class Sequence:
         self.total = len(ids)  # tokens that exist, the unknown ones included
         self.end = self.prompt_length + self.sampling.max_tokens  # tokens of the whole request, if nothing stops it
         self.pending: tuple[int, int] | None = None  # (step, logit row) of the last unknown token
+        self.held = False  # running, but its beginning is computed by another sequence or on its way from a tier
         self.cancelled = ""  # reason
         self.orphaned = 0.0  # monotonic second at which its tokenizer was lost; 0: it was not
         self.arrival = next(_arrivals)
@@ -59,10 +61,17 @@ class Sequence:
         """Tokens whose KV no planned step writes yet; 1 while decoding."""
         return self.total - self.planned
 
-    def opening(self) -> Open:
-        """The message that introduces the sequence as it is now."""
+    def opening(self, source: "Sequence | None" = None) -> Open:
+        """The message that introduces the sequence as it is now; it may share the prompt's KV with ``source``."""
+        shared = min(source.computed, self.prompt_length, len(self.ids) - 1) if source is not None else 0
         return Open(self.handle, self.request, self.tenant, self.sample, pack(self.ids), self.prompt_length,
-                    self.sampling, self.seed)
+                    self.sampling, self.seed, source.handle if source is not None and shared else -1, shared)
+
+    def resembles(self, other: "Sequence") -> bool:
+        """Whether it is another sample of the other's prompt."""
+        length = self.prompt_length
+        return (self.tenant == other.tenant and length == other.prompt_length
+                and self.ids[:length] == other.ids[:length])
 
     def append(self, ids: list[int]) -> tuple[list[int], str]:
         """Take verified ids up to the first stop or the limit; what was taken, and the finish ("" goes on)."""
@@ -92,6 +101,7 @@ class Sequence:
 
     def rewind(self) -> None:
         """Forget all computed KV: preempted."""
+        self.held = False
         self.handle, self.computed, self.planned, self.granted, self.have = -1, 0, 0, 0, 0
 
 

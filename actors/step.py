@@ -4,11 +4,15 @@ It knows neither queues nor who receives the messages.
 """
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from antiphon.actors.columns import pack, ramp, unpack
+from antiphon.actors.pace import Pace
+from antiphon.actors.policy import Length
 from antiphon.actors.protocol import Commit, Draft, Drafted, Execute, Executed, Observe, Reserve, Verified, Verify
 from antiphon.actors.sequences import Sequence
+
+MOST_DRAFTS = 63  # with the row they hang on they fill the 64 bits of a tree's mask
 
 
 class Part:
@@ -69,6 +73,50 @@ class Step:
         self.predicting = [p for p in parts if p.last]  # their last row predicts a token
         self.handles = pack([p.sequence.handle for p in parts])
 
+    @property
+    def predicts(self) -> bool:
+        """Whether there is something to verify."""
+        return bool(self.predicting)
+
+    def grant(self, handles: list[int], hits: list[int], granted: list[int]) -> None:
+        """Sequences may use ``granted`` slots; of a newly opened one ``hits`` are there already."""
+        parts = {p.sequence.handle: p for p in self.parts}
+        for handle, hit, slots in zip(handles, hits, granted, strict=True):
+            part = parts[handle]
+            part.sequence.granted = slots
+            if hit:  # at most total - 1: the last token is always computed
+                part.sequence.computed = part.sequence.planned = hit
+                part.restart(hit)
+        if any(hits):
+            self.keep(self.parts)
+
+    def hold(self, handles: set[int]) -> None:
+        """Leave out sequences whose beginning is on its way."""
+        if handles:
+            for part in self.parts:
+                part.sequence.held = part.sequence.held or part.sequence.handle in handles
+            self.keep([p for p in self.parts if p.sequence.handle not in handles])
+
+    def work(self) -> tuple[int, int]:
+        """Rows of prompts, and slots of context that these rows saw in all; none if rows of other kinds dominate."""
+        rows = sum(p.count for p in self.parts)
+        if rows < 2 * len(self.parts):
+            return 0, 0
+        return rows, sum(p.count * p.start + p.count * p.count // 2 for p in self.parts)
+
+    def budgets(self, length: Length[Any], drafts: int, max_rows: int) -> list[int]:
+        """Most drafts for each part that predicts, at most ``drafts``; with them the step stays within its rows."""
+        parts = self.predicting
+        room = max_rows - sum(p.count for p in self.parts)
+        budgets = []
+        for want, part in zip(length.budgets([p.sequence for p in parts], drafts), parts, strict=True):
+            # A draft beyond the last token that may still be generated would be verified for nothing; one after a
+            # token that is not known yet cannot be made.
+            most = min(want, drafts, part.sequence.left - 1, MOST_DRAFTS, room)
+            budgets.append(max(0, most) if part.count == 1 and not part.sequence.flight else 0)
+            room -= budgets[-1]
+        return budgets
+
     def draft(self, budgets: list[int]) -> Draft:
         """Ask for drafts for the parts that predict."""
         sequences = [p.sequence for p in self.predicting]
@@ -94,7 +142,7 @@ class Step:
                            parents[offsets[r]:offsets[r + 1]] if parents is not None else None)
         return lost
 
-    def reserve(self, ahead: int) -> Reserve | None:
+    def reserve(self, ahead: int, pace: Pace) -> Reserve | None:
         """Ask for slots if a sequence needs more than it was granted; ``ahead`` slots more are welcome then."""
         if all(p.start + p.rows <= p.sequence.granted for p in self.parts):
             return None
@@ -102,7 +150,8 @@ class Step:
         need = [p.start + p.rows for p in parts]
         # Never beyond the request's end: the executor's tables are as wide as the model's context.
         want = [max(n, min(n + ahead, p.sequence.end)) for n, p in zip(need, parts, strict=True)]
-        return Reserve(self.number, pack([p.sequence.handle for p in parts]), pack(need), pack(want))
+        return Reserve(self.number, pack([p.sequence.handle for p in parts]), pack(need), pack(want),
+                       pace.row_s, pace.row_slot_s)
 
     def execute(self, changes: list[int], ticket: int, capture: tuple[str, ...], reduce: bool) -> Execute:
         """The rows for the executor; gives every predicting part its logit row."""

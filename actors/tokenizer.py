@@ -264,7 +264,7 @@ class Tokenizer(Actor[TokenizerOptions]):
         column = pack(ids)
         self.tell(entry.gateway, Accepted(message.request, column))
         self.tell(self.peer("scheduler"), Admit(message.request, message.tenant, column, len(ids), message.sampling,
-                                                message.seed, message.sample))
+                                                message.seed, message.sample, message.like))
 
     def _decodable(self, request: bytes, entry: _Entry, ids: list[int]) -> bool:
         """Begin the entry's text after ``ids``, or refuse ids that no vocabulary of this size has."""

@@ -325,7 +325,12 @@ class Runner:
                                 trace=traceback.format_exc())
                 answer(None, cause)
         else:
-            if isinstance(result, asyncio.Future):
+            if isinstance(result, asyncio.Future) and result.done():
+                if answer is None:
+                    self._told_later(result)
+                else:
+                    self._answer_later(result, envelope.message, answer)
+            elif isinstance(result, asyncio.Future):
                 result.add_done_callback(self._told_later if answer is None else
                                          lambda future: self._answer_later(future, envelope.message, answer))
             elif answer is not None:

@@ -40,6 +40,7 @@ class Null(Backend[NullOptions]):
         self.pools: list[npt.NDArray[np.int64]] = []  # per table [groups, blocks, block_size, 2]
         self.hashes: list[U64] = []  # per table [blocks, block_size]: mix of what the first group's slot holds
         self.windows: list[int] = []  # per table, 0: the whole context
+        self.instant = not options.step_seconds
         self.size = 0
         self.seconds = 0.0  # spent computing, so that a bench can take it off
 

@@ -9,9 +9,10 @@ It does not know real models. Each cell is measured in two kinds of windows:
 - *hollow*: ``execute`` answers with zeros at once, so that nothing hides behind the computation, and a Meter splits
   the wall time ``us_hollow``: ``us_hops`` (the post: encode, send, receive, decode), ``us_scheduling`` (the
   scheduler's activity and the handlers of the step's actors), ``us_hand_over`` (queueing stages and the device
-  thread's work around them), ``us_stages`` (what is left of the stages, the verdict above all), ``us_front``
-  (tokenizer, gateway and door, which stand in a cell of their own by default), ``us_rest`` (the loop's turns, threads
-  and tasks that wake, idle time; negative where the two threads overlap). Metering costs some microseconds itself.
+  thread's work around them; with ``direct`` the null backend's stages need no thread), ``us_stages`` (what is left of
+  the stages, the verdict above all), ``us_front`` (tokenizer, gateway and door, which stand in a cell of their own by
+  default), ``us_rest`` (the loop's turns, threads and tasks that wake, idle time; negative where the two threads
+  overlap). Metering costs some microseconds itself.
 
 The caller is a bare socket of this process whose answers stay unread while a window lasts. The meter looks into
 private parts of the runtime; tests/behaviour/test_bench_command.py notices when they change.
@@ -138,7 +139,7 @@ class Window(NamedTuple):
     at: float
     steps: int
     loop: float  # seconds of processor time: of this thread
-    device: float  # of the device thread
+    device: float  # of the device thread; 0 where stages run on this one
     stages: float  # of what the device thread spent in stages (hollow windows)
     null: float  # of the null computation (whole windows)
     spans: dict[str, float]
@@ -186,7 +187,7 @@ class Bed:
 
     async def read(self) -> Window:
         """Readings now."""
-        device = await self.device.submit(time.thread_time, "clock")
+        device = await self.device.submit(time.thread_time, "clock") if self.device.thread else 0.0
         return Window(time.perf_counter(), self.scheduler.clock["steps"], time.thread_time(), device, self._stages,
                       self.computation.seconds, dict(self.meter.seconds))
 

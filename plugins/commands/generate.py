@@ -46,6 +46,8 @@ class Generate(Command):
         parser.add_argument("--seed", type=int, help="of the sampling; the same seed gives the same text")
         parser.add_argument("--stop-id", type=int, action="append", default=[], metavar="ID", help="a token that ends")
         parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+        parser.add_argument("--priority", type=int, default=0, metavar="P", help="-100..100, higher is served first")
+        parser.add_argument("--no-cache", action="store_false", dest="cache", help="keep out of the prefix cache")
         parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds without news")
         parser.add_argument("--json", action="store_true", help="print one JSON object a line for each prompt")
 
@@ -114,6 +116,7 @@ async def _answer(address: str, prompts: list[Prompt], args: argparse.Namespace)
     options: dict[str, Any] = {
         "max_tokens": args.max_tokens, "temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p,
         "seed": args.seed, "stop_ids": tuple(args.stop_id), "ignore_eos": args.ignore_eos, "raw": args.raw,
+        "priority": args.priority, "cache": args.cache,
     }
     async with AsyncClient(address, timeout=args.timeout) as client:
         if len(prompts) == 1 and not args.json:

@@ -15,53 +15,12 @@ import msgspec
 import zmq
 
 from antiphon.plugins.doors import wire
+from antiphon.plugins.doors.answers import Completion, Delta, Open
 from antiphon.plugins.doors.errors import AntiphonError, Disconnected, ProtocolMismatch, Refused, Timeout
 
 DEFAULT = "tcp://127.0.0.1:5777"
 BURST = 512  # frames handled before the loop gets a turn
 AGAIN = 0.5  # seconds before what may have been lost is sent again
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """New output. ``finish_reason`` is "" until the last one: "stop", "length", "cancelled" or "error"."""
-
-    text: str
-    ids: list[int]
-    index: int  # ids generated before these
-    finish_reason: str = ""
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """A whole answer. Times in seconds; ``decode_tok_s`` counts the tokens after the first."""
-
-    text: str
-    ids: list[int]
-    finish_reason: str
-    prompt_ids: list[int]
-    seed: int
-    ttft_s: float
-    total_s: float
-    decode_tok_s: float
-
-
-class _Open:
-    """A request as the client remembers it: enough to resume it at another incarnation of the server."""
-
-    def __init__(self, message: wire.Generate):
-        self.message = message
-        self.prompt: bytes | None = None  # set once accepted
-        self.ids: list[int] = []
-        self.queue: asyncio.Queue[Delta | AntiphonError] = asyncio.Queue()
-        self.began = time.perf_counter()
-        self.first = 0.0
-        self.last = 0.0
-        self.asked_again = 0.0  # monotonic second
-
-    def again(self) -> wire.FromClient:
-        """What to send to a server that does not know the request, or whose answers were lost."""
-        if self.prompt is None:
-            return self.message
-        return wire.Resume(self.message, self.prompt, wire.pack(self.ids))
 
 
 class AsyncClient:
@@ -75,7 +34,7 @@ class AsyncClient:
         self.address = address
         self.timeout = timeout
         self.patience = patience
-        self._open: dict[bytes, _Open] = {}
+        self._open: dict[bytes, Open] = {}
         self._queries: dict[bytes, tuple[wire.Query, asyncio.Future[dict[str, Any]]]] = {}
         self._epoch: int | None = None
         self._owed = 0  # Deltas frames not yet granted back
@@ -142,8 +101,27 @@ class AsyncClient:
 
     async def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         """The whole answer to ``prompt``, a user message or token ids; options as in ``stream``."""
+        return await self._whole(self._request(prompt, options))
+
+    async def samples(self, prompt: str | Sequence[int], n: int, **options: Any) -> list[Completion]:
+        """``n`` answers to one prompt that share what was computed for it; options as in ``stream``.
+
+        Sample i of a seed is the same whatever ``n`` is, and sample 0 is what ``generate`` gives.
+        """
+        if n < 1:
+            raise Refused("invalid", f"n is {n}; it must be at least 1")
+        options.setdefault("seed", secrets.randbits(63))
+        first = self._request(prompt, {**options, "sample": 0})
+        more = [self._request(prompt, {**options, "sample": i, "like": first.message.id}) for i in range(1, n)]
+        tasks = [asyncio.ensure_future(self._whole(request)) for request in (first, *more)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:  # one that failed takes the others with it
+            for task in tasks:
+                task.cancel()
+
+    async def _whole(self, request: Open) -> Completion:
         text, finish = [], ""
-        request = self._request(prompt, options)
         async for delta in self._follow(request):
             text.append(delta.text)
             finish = delta.finish_reason or finish
@@ -158,7 +136,8 @@ class AsyncClient:
         """Deltas as they come; leaving the loop cancels on the server.
 
         Options: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop_ids, ignore_eos, raw (text without
-        the chat template). Raises Refused, Timeout, Disconnected.
+        the chat template), priority (-100..100, higher is served first), cache (false: keep out of the prefix cache).
+        Raises Refused, Timeout, Disconnected.
         """
         return self._follow(self._request(prompt, options))
 
@@ -184,7 +163,7 @@ class AsyncClient:
 
     # ---- requests
 
-    def _request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> _Open:
+    def _request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> Open:
         if isinstance(prompt, str):
             try:
                 prompt.encode()
@@ -209,9 +188,9 @@ class AsyncClient:
         seed = made.seed
         if seed is not None and not 0 <= seed < 1 << 64:
             raise Refused("invalid", f"seed is {seed}; it must lie in 0..2**64 - 1")
-        return _Open(made)
+        return Open(made)
 
-    async def _follow(self, request: _Open) -> AsyncGenerator[Delta, None]:
+    async def _follow(self, request: Open) -> AsyncGenerator[Delta, None]:
         if not self._started:
             await self.connect()
         key = request.message.id
@@ -232,7 +211,7 @@ class AsyncClient:
             if not done and self._started:
                 self._send(wire.Cancel(key))
 
-    async def _news(self, request: _Open) -> Delta | AntiphonError:
+    async def _news(self, request: Open) -> Delta | AntiphonError:
         # Not asyncio.wait_for: in Python 3.11 it swallows a cancellation that comes together with an item.
         try:
             async with asyncio.timeout(self.timeout):
@@ -381,3 +360,6 @@ class AsyncClient:
         for _, future in self._queries.values():
             if not future.done():
                 future.set_exception(cause)
+
+
+__all__ = ["DEFAULT", "AsyncClient", "Completion", "Delta"]

@@ -42,6 +42,10 @@ class Client:
         """The whole answer; see AsyncClient.generate."""
         return self._run(self._client.generate(prompt, **options))
 
+    def samples(self, prompt: str | Sequence[int], n: int, **options: Any) -> list[Completion]:
+        """``n`` answers to one prompt; see AsyncClient.samples."""
+        return self._run(self._client.samples(prompt, n, **options))
+
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
         """Deltas as they come; leaving the loop cancels. See AsyncClient.stream."""
         deltas = self._client.stream(prompt, **options)

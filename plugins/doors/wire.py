@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 MAX_FRAME = 64 << 20  # bytes
 HEARTBEAT = 1.0  # seconds between a client's pings
 WINDOW = 256  # Deltas frames a server may send before it needs another Grant
@@ -42,6 +42,10 @@ class Generate(Wire, frozen=True):
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0  # since 1.1
+    cache: bool = True  # since 1.1; false: keep out of the prefix cache
+    sample: int = 0  # since 1.1; number of this sample among those of a prompt and seed
+    like: bytes = b""  # since 1.1; request of the same prompt whose KV this one may share
 
 
 class Resume(Wire, frozen=True):

@@ -161,7 +161,8 @@ class ZmqDoor(Door[ZmqOptions]):
                 self._generate(client, message)
             case wire.Resume(request=request):
                 sampling = _sampling(request)
-                self.gate.resume(client, request.id, message.prompt, message.done, sampling, request.seed or 0)
+                self.gate.resume(client, request.id, message.prompt, message.done, sampling, request.seed or 0,
+                                 request.sample)
             case wire.Cancel():
                 self.gate.cancel(client, message.id)
             case wire.Grant():
@@ -177,7 +178,8 @@ class ZmqDoor(Door[ZmqOptions]):
                 task.add_done_callback(self._queries.discard)
 
     def _generate(self, client: bytes, message: wire.Generate) -> None:
-        self.gate.generate(client, message.id, message.text, message.ids, message.raw, _sampling(message), message.seed)
+        self.gate.generate(client, message.id, message.text, message.ids, message.raw, _sampling(message), message.seed,
+                           message.sample, message.like)
 
     async def _answer(self, client: bytes, query: wire.Query) -> None:
         facts: dict[str, Any]
@@ -258,4 +260,4 @@ def _free(path: Path) -> None:
 
 def _sampling(message: wire.Generate) -> Sampling:
     return Sampling(message.max_tokens, message.temperature, message.top_k, message.top_p, message.stop_ids,
-                    message.ignore_eos)
+                    message.ignore_eos, message.priority, message.cache)

@@ -1,6 +1,6 @@
-"""Fair order: the tenant that was served least goes first, within a tenant first come, first served.
+"""Fair order: higher priorities first, among equals the tenant that was served least, then first come, first served.
 
-It does not know priorities or memory.
+It does not know memory.
 """
 
 from antiphon.actors.scheduler import Policy
@@ -20,6 +20,14 @@ class Fair(Policy[Options]):
         self._present: set[str] = set()
 
     def order(self, waiting: list[Sequence]) -> list[Sequence]:
+        """Higher priorities first, each of them in fair order."""
+        priorities = {s.sampling.priority for s in waiting}
+        if len(priorities) == 1:
+            return self._fair(waiting)
+        return [s for p in sorted(priorities, reverse=True)
+                for s in self._fair([w for w in waiting if w.sampling.priority == p])]
+
+    def _fair(self, waiting: list[Sequence]) -> list[Sequence]:
         """Least served tenant first; a tenant's next request counts as served once its predecessors are placed."""
         tenants = {s.tenant for s in waiting}
         if len(tenants) == 1:
@@ -42,8 +50,8 @@ class Fair(Policy[Options]):
         return ordered
 
     def victim(self, running: list[Sequence]) -> Sequence:
-        """The newest gives way: it has the least to compute again."""
-        return max(running, key=lambda s: s.arrival)
+        """The newest of the lowest priority gives way: it has the least to compute again."""
+        return max(running, key=lambda s: (-s.sampling.priority, s.arrival))
 
     def served(self, rows: dict[str, int]) -> None:
         """Count."""

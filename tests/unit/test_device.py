@@ -109,3 +109,18 @@ def test_a_stage_that_outlives_its_loop_harms_nobody() -> None:
     asyncio.run(main())
     gate.set()
     device.close()
+
+
+async def test_without_a_thread_stages_run_where_they_are_submitted() -> None:
+    device = Device("cell", 1, thread=False)
+    handle = device.promise(1)
+    device.enqueue(lambda: device.fulfil(handle, threading.current_thread()), "execute")
+    device.release(1)  # for the stages after this one
+    with pytest.raises(StaleHandle):
+        await device.submit(lambda: device.value(handle), "late")
+    handle = device.promise(2)
+    device.enqueue(lambda: device.fulfil(handle, threading.current_thread()), "execute")
+    found = device.submit(lambda: device.value(handle), "verify")
+    assert found.done()
+    assert await found is threading.current_thread()
+    device.close()

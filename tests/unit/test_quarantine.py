@@ -143,7 +143,7 @@ def test_a_death_while_the_tokenizer_is_down_convicts_nobody(bench: Bench) -> No
 
 
 def entry(number: int, ids: int = 0) -> Entry:
-    made = Entry(b"c", bytes([number]) * 16, "local", Sampling(), 0)
+    made = Entry(b"c", bytes([number]) * 16, "local", Sampling(), 0, 0)
     made.ids = [7] * ids
     return made
 

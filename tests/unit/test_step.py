@@ -5,6 +5,7 @@ import random
 import pytest
 
 from antiphon.actors.columns import pack, unpack
+from antiphon.actors.pace import Pace
 from antiphon.actors.protocol import Admit, Commit, Drafted, Execute, Executed, Sampling, Verified, Verify
 from antiphon.actors.sequences import Sequence
 from antiphon.actors.step import Part, Step
@@ -163,7 +164,7 @@ def test_slots_are_asked_for_when_the_granted_ones_do_not_suffice(
     made.granted = granted
     drafting = step(Part(made, 1))
     drafting.take_drafts(Drafted(pack([0, 2]), pack([8, 9]), b""))
-    message = drafting.reserve(ahead)
+    message = drafting.reserve(ahead, Pace())
     assert (message and (unpack(message.need).tolist()[0], unpack(message.want).tolist()[0])) == asked
 
 
