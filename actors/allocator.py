@@ -86,7 +86,7 @@ class Allocator(Actor[AllocatorOptions]):
         self.contexts: dict[int, Context] = {}
         self.waits = Waits()
         self.roots: dict[str, bytes] = {}  # tenant -> key before a first block
-        self.secret = b""
+        self.secret = b""  # empty: nothing is kept, or the pools are not laid out
         self.saves = 0
         self.pools = Configured(options.block_size, (0,), ((),))
         self._lay_out((0,), (0,), (0,))
@@ -97,12 +97,13 @@ class Allocator(Actor[AllocatorOptions]):
         return {"preemption": ("prefixes", "tiers")} if options.get("preemption") == "swap" else {}
 
     def _lay_out(self, blocks: tuple[int, ...], windows: tuple[int, ...], table_bytes: tuple[int, ...]) -> None:
+        options = self.options
         self.index = Index(self.cache, self.eviction, windows, blocks)
         self.ledger = self.index.ledger
-        self.prefixes = Prefixes(self.index, self.options.block_size, table_bytes)
-        self.prefixes.patience = {"load": self.options.transfer_deadline, "author": self.options.wait_deadline}
+        self.prefixes = Prefixes(self.index, options.block_size, table_bytes, options.transfer_deadline,
+                                 options.wait_deadline)
         self.progress, self.transfers = self.prefixes.progress, self.prefixes.transfers
-        self.pins = Pins(self.index, self.options.block_size, self.options.pin_share)
+        self.pins = Pins(self.index, options.block_size, options.pin_share)
 
     async def start(self) -> None:
         """Watch deadlines."""
@@ -147,16 +148,15 @@ class Allocator(Actor[AllocatorOptions]):
 
     def on_peer(self, instance: str, kind: str, up: bool) -> None:
         """A pager that is back is told of the pools; nobody waits for one that is gone."""
-        if instance != self.site.edges.get("pager") or not self.cache.keeps:
+        if instance != self.site.edges.get("pager"):
             return
         if up and self.secret:
             self.tell(instance, Mount(self.model, self.pools))
         elif not up:
             self.prefixes.tiers = None
-            for hold in self.ledger.holds.values():
-                hold.deadline = 0.0 if hold.reason == "transfer" else hold.deadline
+            self.transfers.hurry()
             for context in self.contexts.values():
-                context.until = 0.0 if context.finding else context.until
+                context.until *= not context.finding
             self.expire(time.monotonic())
 
     # ---- sequences
@@ -165,11 +165,11 @@ class Allocator(Actor[AllocatorOptions]):
         """Begin a sequence; what it begins with is chosen when it first asks for slots."""
         cached = self.cache.keeps and message.sampling.cache
         root = self._root(message.tenant) if cached else b""
-        block_bytes = self.prefixes.block_bytes
-        context = Context(message.sequence, message.request.hex(), message.tenant, root, message.ids, block_bytes, cached)
+        context = Context(message.sequence, message.request.hex(), message.tenant, root, message.ids,
+                          self.prefixes.block_bytes, cached)
         source, shared = self.contexts.get(message.source), 4 * message.shared
         if source is not None and source.tenant == message.tenant and source.ids[:shared] == message.ids[:shared]:
-            self._open_beside(context, source, message.shared)
+            self._open_beside(context, source, min(message.shared, self.progress.length(message.source)))
         else:
             self._open(context)
 
@@ -197,14 +197,12 @@ class Allocator(Actor[AllocatorOptions]):
     def on_reserve(self, message: Reserve) -> Reserved:
         """Grant what is needed and, while there is plenty, what is wanted; begin those that were opened."""
         prefixes, now = self.prefixes, time.monotonic()
-        hits, granted = [], []
-        short: list[int] = []
-        waits: list[int] = []
+        hits, granted, short, waits = [], [], list[int](), list[int]()
         if message.row_s:
             prefixes.row_s, prefixes.row_slot_s = message.row_s, message.row_slot_s
             self.index.growth = message.row_slot_s / message.row_s
-        columns = (unpack(message.sequences).tolist(), unpack(message.need).tolist(), unpack(message.want).tolist())
-        for sequence, need, want in zip(*columns, strict=True):
+        asked = (unpack(message.sequences).tolist(), unpack(message.need).tolist(), unpack(message.want).tolist())
+        for sequence, need, want in zip(*asked, strict=True):
             context = self.contexts.get(sequence)
             if context is None:
                 raise LedgerError(f"Reserve for sequence {sequence}, which is not open")
@@ -212,10 +210,9 @@ class Allocator(Actor[AllocatorOptions]):
                 hit = 0 if prefixes.grant(sequence, need, want) else SHORT
             else:
                 hit = prefixes.begin(context, need, want, now)
-            if hit == SHORT:
-                short.append(sequence)
-            elif hit == WAITS:
-                waits.append(sequence)
+            if hit < 0:
+                (short if hit == SHORT else waits).append(sequence)
+            if hit == WAITS:
                 self.waits.add(context, self.sender)
             hits.append(max(hit, 0))
             granted.append(len(self.ledger.holds[sequence].blocks[0]) * prefixes.size if context.begun else 0)
@@ -238,9 +235,8 @@ class Allocator(Actor[AllocatorOptions]):
 
     def on_commit(self, message: Commit) -> None:
         """Note what is valid. Few sequences fill a block in a step: only those are looked at one by one."""
-        ready: list[int] = []
-        for sequence in self.progress.commit(message):
-            ready += self.prefixes.advance(self.contexts[sequence])
+        due = self.progress.commit(message)
+        ready = [r for sequence in due for r in self.prefixes.advance(self.contexts[sequence])]
         if self.prefixes.full:
             self._store()
         if ready:
@@ -264,13 +260,12 @@ class Allocator(Actor[AllocatorOptions]):
         cached = source.cached and bool(message.ids)
         context = Context(message.sequence, source.owner, source.tenant, source.root, message.ids,
                           self.prefixes.block_bytes, cached)
-        self._open_beside(context, source, message.length if message.length >= 0 else self.progress.length(message.source))
+        valid = self.progress.length(message.source)
+        self._open_beside(context, source, valid if message.length < 0 else min(message.length, valid))
 
     def _open_beside(self, context: Context, source: Context, slots: int) -> None:
-        """Begin a sequence with the first slots of another one, as far as they are valid."""
-        size = self.options.block_size
-        slots = min(slots, self.progress.length(source.sequence))
-        places = self.ledger.holds[source.sequence].blocks
+        """Begin a sequence with the first, valid ``slots`` of another one."""
+        size, places = self.options.block_size, self.ledger.holds[source.sequence].blocks
         count = -(-slots // size)
         if any(HOLE in places[t][self.index.needed(t, slots, size):count] for t in range(len(places))):
             slots = 0  # the source's window has moved on: the fork begins as any sequence does
@@ -289,7 +284,7 @@ class Allocator(Actor[AllocatorOptions]):
         for sequence in unpack(message.sequences).tolist():
             context = self.contexts.pop(sequence, None)
             if context is None:
-                continue
+                continue  # Close is idempotent
             self.waits.discard(sequence)
             self.prefixes.changes.pop(sequence, None)
             if message.reason == "preempted" and not self._keeps(self.progress.length(sequence)):
@@ -330,11 +325,10 @@ class Allocator(Actor[AllocatorOptions]):
     def on_arrived(self, message: Arrived) -> None:
         """Loads have ended: blocks that came are in the index, and who waited for them is told."""
         ready: list[int] = []
-        columns = (unpack(message.tables).tolist(), unpack(message.blocks).tolist(), unpack(message.good).tolist())
-        for table, block, good in zip(*columns, strict=True):
-            load = self.transfers.arrived(table, block, bool(good))
+        for table, block, good in zip(*map(unpack, (message.tables, message.blocks, message.good)), strict=True):
+            load = self.transfers.arrived(int(table), int(block), bool(good))
             if load is None:
-                self.log.warning("a block arrived that nobody awaits", table=table, block=block)
+                self.log.warning("a block arrived that nobody awaits", table=int(table), block=int(block))
                 continue
             context = self.contexts.get(load.sequence)
             if context is not None and context.loading:
@@ -345,8 +339,8 @@ class Allocator(Actor[AllocatorOptions]):
 
     def on_stored(self, message: Stored) -> None:
         """Blocks have been written through."""
-        for table, block in zip(unpack(message.tables).tolist(), unpack(message.blocks).tolist(), strict=True):
-            self.transfers.stored(table, block)
+        for table, block in zip(unpack(message.tables), unpack(message.blocks), strict=True):
+            self.transfers.stored(int(table), int(block))
 
     def _ready(self, sequences: Iterable[int]) -> None:
         for asker, ready in self.waits.take(sequences).items():
@@ -377,8 +371,7 @@ class Allocator(Actor[AllocatorOptions]):
             return Pinned(0, 0, "this allocator keeps no prefixes: choose a cache such as 'hash'")
         deadline = time.monotonic() + message.seconds
         number, slots, problem = self.pins.pin(message.owner, self._root(message.tenant), message.ids, deadline)
-        if slots:
-            self.waits.arm(deadline)
+        self.waits.arm(deadline)
         return Pinned(number, slots, problem)
 
     def on_unpin(self, message: Unpin) -> Unpinned:
@@ -391,8 +384,7 @@ class Allocator(Actor[AllocatorOptions]):
 
     def on_survey(self, message: Survey) -> Surveyed:
         """What an operator wants to see."""
-        groups = tuple(tuple(g.name for g in table) for table in self.pools.groups)
-        return survey(self.prefixes, groups, self.counters(), message.top)
+        return survey(self.prefixes, self.pools, self.counters(), message.top)
 
     def on_inspect(self, message: Inspect) -> Report:
         """Facts for an operator."""

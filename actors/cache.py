@@ -85,7 +85,7 @@ class Eviction(Plugin[O]):
         raise NotImplementedError
 
 
-def common(one: bytes, other: bytes) -> int:
+def shared_ids(one: bytes, other: bytes) -> int:
     """How many packed ids two columns have in common at their beginning."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:

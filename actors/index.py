@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.actors.cache import NONE, AnyCache, AnyEviction, Entry, common
+from antiphon.actors.cache import NONE, AnyCache, AnyEviction, Entry, shared_ids
 from antiphon.actors.ledger import Ledger
 
 Bools = npt.NDArray[np.bool_]
@@ -171,7 +171,7 @@ class Index:
         """The entry in all tables that shares most of ``ids``, less than a block's worth, and how many slots."""
         for entry in self.cache.near(parent, ids):
             if NONE not in entry.blocks:
-                shared = common(entry.ids, ids)
+                shared = shared_ids(entry.ids, ids)
                 return (entry, shared) if shared else None
         return None
 

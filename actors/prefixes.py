@@ -31,7 +31,7 @@ class Tiers(NamedTuple):
 class Prefixes:
     """The rules of hits and of filling the index."""
 
-    def __init__(self, index: Index, size: int, table_bytes: tuple[int, ...]):
+    def __init__(self, index: Index, size: int, table_bytes: tuple[int, ...], load_s: float, author_s: float):
         self.index, self.ledger = index, index.ledger
         self.size, self.block_bytes = size, 4 * size  # of a block: slots, bytes of packed ids
         self.table_bytes = table_bytes  # bytes of one block, per table: what a load moves
@@ -43,7 +43,7 @@ class Prefixes:
         self.changes: dict[int, list[int]] = {}  # sequence -> quadruples (sequence, table, index, block) to be told
         self.moves: list[Move] = []
         self.full: list[tuple[int, int, Entry]] = []  # (table, block, entry) newly in the index
-        self.patience = {"load": 30.0, "author": 60.0}  # seconds a sequence waits at most
+        self.load_s, self.author_s = load_s, author_s  # seconds a sequence waits at most for blocks, for an author
         self.counters = dict.fromkeys(
             ("queried_slots", "hit_slots", "tier_slots", "waits", "copies", "deduplicated", "loads_declined"), 0)
         self._turn = self.ledger.number()  # hold of the blocks that moves of this turn read
@@ -117,7 +117,7 @@ class Prefixes:
         blocks = self.index.longest(here, self.size)
         if blocks < cap and not context.resolute and self._author(context, blocks) is not None:
             self.claims.wait(context.sequence, context.keys[blocks:cap])
-            context.until = now + self.patience["author"]
+            context.until = now + self.author_s
             return entries, WAITS
         if context.present is not None and self.tiers is not None:
             more = self.index.longest([h | p for h, p in zip(here, context.present, strict=True)], self.size)
@@ -239,7 +239,7 @@ class Prefixes:
                 block = self.ledger.replace(sequence, table, i)
                 coming.append((table, block, made[i]))
                 self.moves.append(Move(LOAD, table, block, -1, context.keys[i]))
-        context.until = now + self.patience["load"]
+        context.until = now + self.load_s
         context.loading, context.loaded, context.resolute = len(coming), len(made), True
         context.present = None
         self.transfers.load(context.owner, sequence, coming, context.until)

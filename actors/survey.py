@@ -7,7 +7,7 @@ import time
 
 from antiphon.actors.ledger import HOLE
 from antiphon.actors.prefixes import Prefixes
-from antiphon.actors.protocol import Pool, Prefix, Surveyed
+from antiphon.actors.protocol import Configured, Pool, Prefix, Surveyed
 
 
 def unused(prefixes: Prefixes) -> list[int]:
@@ -27,14 +27,14 @@ def unused(prefixes: Prefixes) -> list[int]:
     return waste
 
 
-def survey(prefixes: Prefixes, groups: tuple[tuple[str, ...], ...], counters: dict[str, int], top: int) -> Surveyed:
+def survey(prefixes: Prefixes, pools: Configured, counters: dict[str, int], top: int) -> Surveyed:
     """Plain data for ``antiphon cache``."""
     audit, waste, now = prefixes.ledger.audit(), unused(prefixes), time.monotonic()
-    pools = tuple(
-        Pool(names, audit.total[t], audit.free[t], audit.active[t], audit.cached[t], audit.transfer[t],
-             audit.quarantined[t], waste[t]) for t, names in enumerate(groups))
+    rows = tuple(
+        Pool(tuple(g.name for g in groups), audit.total[t], audit.free[t], audit.active[t], audit.cached[t],
+             audit.transfer[t], audit.quarantined[t], waste[t]) for t, groups in enumerate(pools.groups))
     found = tuple(Prefix(e.key.hex()[:16], e.position + len(e.ids) // 4, e.uses, now - e.used)
                   for e in prefixes.index.top(top))
     pins = {-key: f"{hold.owner}: {sum(map(len, hold.blocks))} blocks, {(hold.deadline or now) - now:.0f} s left"
             for key, hold in prefixes.ledger.holds.items() if hold.reason == "pin"}
-    return Surveyed(prefixes.size, pools, counters, found, pins)
+    return Surveyed(prefixes.size, rows, counters, found, pins)

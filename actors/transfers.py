@@ -84,10 +84,15 @@ class Transfers:
             store.entry.stored |= 1 << table
             self._end(table, store)
 
+    def hurry(self) -> None:
+        """The pager is gone: everything under way is late."""
+        for transfer in (*self.loads.values(), *self.stores.values()):
+            self.ledger.holds[transfer.hold].deadline = 0.0
+
     def expire(self, now: float) -> set[int]:
         """Quarantine what is late; the sequences that wait for it."""
         late = {key for key, hold in self.ledger.holds.items()
-                if key < 0 and hold.reason == TRANSFER and hold.deadline is not None and hold.deadline <= now}
+                if hold.reason == TRANSFER and hold.deadline is not None and hold.deadline <= now}
         for key in late:
             hold = self.ledger.holds[key]
             hold.reason, hold.deadline = QUARANTINE, None

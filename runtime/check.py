@@ -174,7 +174,7 @@ class _Inspection:
             for option, needs_of in actor.needing(options).items():
                 for need in sorted(set(needs_of) - given):
                     self.findings.add(f"{join('actors', instance)}.options.{option}",
-                                      f"{shown(options[option])} needs {need!r}, which nothing in this graph gives",
+                                      f"found {shown(options[option])}, which needs {need!r}",
                                       f"Add a plugin that gives it; given here: {here}")
         for instance, hosted in self.hosted.items():
             for use, cls in hosted:

@@ -14,8 +14,24 @@ from antiphon.actors.columns import pack, sequence, unpack
 from antiphon.actors.ledger import HOLE
 from antiphon.actors.model import Facts, KVGroup
 from antiphon.actors.protocol import (
-    COPY, SAVE, Arrived, Close, Commit, Configure, Find, Fork, Found, Mount, Mounted, Open, Ready, Reserve, Reserved,
-    Sampling, Store, Stored,
+    COPY,
+    SAVE,
+    Arrived,
+    Close,
+    Commit,
+    Configure,
+    Find,
+    Fork,
+    Found,
+    Mount,
+    Mounted,
+    Open,
+    Ready,
+    Reserve,
+    Reserved,
+    Sampling,
+    Store,
+    Stored,
 )
 from antiphon.runtime import plugin
 from antiphon.runtime.actor import ActorSite
@@ -84,6 +100,8 @@ def commit(made: Allocator, number: int, length: int, ids: Ids[int] = ()) -> Non
 def compute(made: Allocator, number: int, ids: Ids[int], tenant: str = "local", **sampling: Any) -> int:
     """Open a sequence and compute all its ids; the hit it had."""
     made.on_open(opening(number, ids, tenant, **sampling))
+    for find in told(made, Find):
+        made.on_found(Found(find.sequence, b""))
     reserved = reserve(made, number, len(ids))
     assert not reserved.waits
     assert not reserved.short
@@ -165,8 +183,8 @@ class World:
     def reserve(self) -> None:
         """A step of some sequences: grants, moves, rows; with drafts that are rejected."""
         able = [r for r in self.runs.values() if r.state != "waits" and len(r.commits) < 2 and r.planned < len(r.ids)]
-        parts = [(r, self.draw.randrange(1, 9)) for r in self.draw.sample(able, min(len(able), self.draw.randrange(1, 5)))]
-        parts = [(r, min(count, len(r.ids) - r.planned)) for r, count in parts]
+        chosen = self.draw.sample(able, min(len(able), self.draw.randrange(1, 5)))
+        parts = [(r, min(self.draw.randrange(1, 9), len(r.ids) - r.planned)) for r in chosen]
         drafts = {r.handle: self.draw.randrange(3) if r.planned + c == len(r.ids) else 0 for r, c in parts}
         asked = [(r, c) for r, c in parts if r.planned + c + drafts[r.handle] > r.granted]
         if asked:
@@ -230,7 +248,7 @@ class World:
                 self.content[table][mirror[slot // self.size]][slot % self.size] = (run.tenant, token, slot)
         run.planned = start + count
         kept = self.draw.randrange(drafts + 1) if last else 0
-        new = rows[count:count + kept] + [self.draw.randrange(1, 6)] if last else []
+        new = [*rows[count:count + kept], self.draw.randrange(1, 6)] if last else []
         run.ids += new
         run.planned += kept
         self.read(run, run.planned)

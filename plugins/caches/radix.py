@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import ClassVar
 
-from antiphon.actors.cache import Entry, common
+from antiphon.actors.cache import Entry, shared_ids
 from antiphon.plugins.caches.hash import Chained
 from antiphon.runtime.plugin import Options, Site
 
@@ -31,7 +31,7 @@ class Radix(Chained[Options]):
         names, entries = self.children[parent]
         at = bisect_left(names, ids)
         around = range(max(0, at - REACH), min(len(names), at + REACH))
-        shared = {i: common(names[i], ids) for i in around}
+        shared = {i: shared_ids(names[i], ids) for i in around}
         return [entries[i] for i in sorted(around, key=lambda i: -shared[i]) if shared[i]]
 
     def insert(self, entry: Entry) -> None:

@@ -71,7 +71,7 @@ WORDS: list[Case] = [
 ]
 OPTIONS: list[Case] = [
     ("[actors.allocator]\nplugin = 'hash'\noptions = { preemption = 'swap' }", "actors.allocator.options.preemption",
-     "\"swap\" needs 'tiers', which nothing in this graph gives", "Add a plugin that gives it; given here: prefixes"),
+     "found \"swap\" (a string), which needs 'tiers'", "Add a plugin that gives it; given here: prefixes"),
     ("[actors.allocator.options]\neviction = { plugin = 'lrru' }", "actors.allocator.options.eviction.plugin",
      "no eviction plugin named 'lrru'", "Did you mean 'lru'? Installed: cost, lru"),
     ("[actors.scheduler.options]\nmax_stp_tokens = 7", "actors.scheduler.options.max_stp_tokens",
@@ -227,7 +227,9 @@ def test_actors_that_wait_for_each_other(folder: Path) -> None:
 
 def test_a_plugin_that_is_not_named(folder: Path) -> None:
     (folder / FILE).write_text("[actors.allocator]\n[actors.allocator.options]\nblocks = 3")
-    assert problems(FILE) == [f"{FILE}: actors.allocator.plugin: is missing. Name a cache; installed: hash, plain, radix"]
+    missing, edge = problems(FILE)
+    assert "an allocator needs an edge to a pager" in edge
+    assert missing == f"{FILE}: actors.allocator.plugin: is missing. Name a cache; installed: hash, plain, radix"
 
 
 def test_overrides_are_named_as_such(folder: Path) -> None:

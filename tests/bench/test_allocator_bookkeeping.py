@@ -1,4 +1,4 @@
-"""What the allocator's bookkeeping costs: ``pytest -m bench -s tests/bench/test_allocator_bookkeeping.py`` prints it."""
+"""What the bookkeeping costs: ``pytest -m bench -s tests/bench/test_allocator_bookkeeping.py`` shows it."""
 
 import time
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_decode_step_of_256_sequences_of_8k_tokens(cache: str, windows: tuple[
     blocks = BATCH * (CONTEXT + STEPS + 64) // 16
     made = allocator(cache, windows=windows, block_size=16, blocks=blocks)
     numbers = list(range(BATCH))
-    lengths = np.full(BATCH, CONTEXT, dtype=np.int32) - np.arange(BATCH, dtype=np.int32)  # their blocks fill at other steps
+    lengths = CONTEXT - np.arange(BATCH, dtype=np.int32)  # so that their blocks fill at different steps
     for number in numbers:
         rng = np.random.default_rng(number)
         made.on_open(opening(number, rng.integers(0, 1000, lengths[number] + 1).tolist()))
@@ -72,7 +72,8 @@ def test_the_look_up_of_a_prompt_of_100k_tokens(cache: str) -> None:
         reserved = reserve(made, number, 512)
         ended = time.perf_counter()
         hit = int(np.frombuffer(reserved.hits, dtype="<i4")[0])
-        print(f"{cache:6} {what}: open {(opened - began) * 1e3:6.2f} ms, reserve {(ended - opened) * 1e3:6.2f} ms, hit {hit}")
+        print(f"{cache:6} {what}: open {(opened - began) * 1e3:6.2f} ms, reserve {(ended - opened) * 1e3:6.2f} ms, "
+              f"hit {hit}")
         reserve(made, number, 100_000)
         began = time.perf_counter()
         commit(made, number, 100_000)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.actors.cache import Entry, common
+from antiphon.actors.cache import Entry, shared_ids
 from antiphon.actors.columns import pack
 from antiphon.actors.keys import chain
 from antiphon.runtime import plugin
@@ -52,10 +52,10 @@ def test_what_is_near_shares_most_first(name: str) -> None:
             cache.insert(one)
         ids = pack([draw.randrange(3) for _ in range(8)])
         near = cache.near(b"one", ids)
-        best = max((common(e.ids, ids) for e in entries.values() if e.parent_key == b"one"), default=0)
+        best = max((shared_ids(e.ids, ids) for e in entries.values() if e.parent_key == b"one"), default=0)
         assert all(e.parent_key == b"one" for e in near)
         if cache.ends:
-            assert (common(near[0].ids, ids) if near else 0) == best
+            assert (shared_ids(near[0].ids, ids) if near else 0) == best
         else:
             assert not near
 
@@ -89,5 +89,6 @@ def test_two_columns_have_in_common_what_they_begin_with() -> None:
     for _ in range(500):
         one, other = ([draw.randrange(1 << 20) if draw.random() < 0.1 else 7 for _ in range(draw.randrange(20))]
                       for _ in range(2))
-        expected = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        assert common(pack(one), pack(other)) == expected
+        most = min(len(one), len(other))
+        expected = next((i for i in range(most) if one[i] != other[i]), most)
+        assert shared_ids(pack(one), pack(other)) == expected

@@ -33,7 +33,8 @@ def test_keys_are_what_is_written_down() -> None:
     start = hashlib.sha256(b"antiphon/kv/root/1" + field).digest()
     assert root("m", "", b"s") == start
     ids = pack([1, 2])
-    assert chain(start, ids, 8) == [hashlib.sha256(b"antiphon/kv/block/1" + start + (8).to_bytes(8, "little") + ids).digest()]
+    block = b"antiphon/kv/block/1" + start + (8).to_bytes(8, "little") + ids
+    assert chain(start, ids, 8) == [hashlib.sha256(block).digest()]
 
 
 def test_a_secret_is_made_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
