@@ -5,7 +5,7 @@ It does not know blocks. ``commit`` runs in each step for every sequence, so it 
 
 import numpy as np
 
-from antiphon.actors.columns import index_of, indexes, pack, ramp, unpack
+from antiphon.actors.columns import index_of, indexes, ramp, unpack
 from antiphon.actors.protocol import Commit
 
 NEVER = np.iinfo(np.int32).max
@@ -22,7 +22,7 @@ class Progress:
         self.lengths = np.zeros(64, dtype=np.int32)  # KV slots valid
         self.known = np.zeros(64, dtype=np.int32)  # ids known, from the first
         self.due = np.full(64, NEVER, dtype=np.int32)  # length at which somebody has to look
-        self.ring = np.zeros((64, self.width), dtype=np.int32)  # the id at position p lies at p modulo the width
+        self.ring = np.zeros((64, self.width), dtype="<i4")  # the id at position p lies at p modulo the width
 
     def open(self, sequence: int, length: int, ids: bytes = b"", total: int = 0) -> None:
         """Begin a row with ``total`` ids, of which ``ids`` are the last, at most a block's worth."""
@@ -55,7 +55,8 @@ class Progress:
 
     def ids(self, sequence: int, begin: int, end: int) -> bytes:
         """Packed ids of the positions ``begin`` to ``end``, of the last ``width`` ones."""
-        return pack(self.ring[index_of(sequence), np.arange(begin, end) % self.width])
+        row, first, last = self.ring[index_of(sequence)], begin % self.width, (end - 1) % self.width + 1
+        return row[first:last].tobytes() if first < last else row[first:].tobytes() + row[:last].tobytes()
 
     def look_at(self, sequence: int, length: int) -> None:
         """Have the sequence named by ``commit`` once its length reaches ``length``."""
