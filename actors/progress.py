@@ -55,8 +55,10 @@ class Progress:
 
     def ids(self, sequence: int, begin: int, end: int) -> bytes:
         """Packed ids of the positions ``begin`` to ``end``, of the last ``width`` ones."""
-        row, first, last = self.ring[index_of(sequence)], begin % self.width, (end - 1) % self.width + 1
-        return row[first:last].tobytes() if first < last else row[first:].tobytes() + row[:last].tobytes()
+        row, first = self.ring[index_of(sequence)], begin % self.width
+        last = first + end - begin
+        found: bytes = row[first:last].tobytes() + row[:max(0, last - self.width)].tobytes()
+        return found
 
     def look_at(self, sequence: int, length: int) -> None:
         """Have the sequence named by ``commit`` once its length reaches ``length``."""
