@@ -70,6 +70,10 @@ WORDS: list[Case] = [
      "Write a list, each a string"),
 ]
 OPTIONS: list[Case] = [
+    ("[actors.allocator]\nplugin = 'hash'\noptions = { preemption = 'swap' }", "actors.allocator.options.preemption",
+     "found \"swap\" (a string), which needs 'tiers'", "Add a plugin that gives it; given here: prefixes"),
+    ("[actors.allocator.options]\neviction = { plugin = 'lrru' }", "actors.allocator.options.eviction.plugin",
+     "no eviction plugin named 'lrru'", "Did you mean 'lru'? Installed: cost, lru"),
     ("[actors.scheduler.options]\nmax_stp_tokens = 7", "actors.scheduler.options.max_stp_tokens",
      "unknown key 'max_stp_tokens'", "Did you mean 'max_step_tokens'? Accepted:"),
     ("[actors.scheduler.options]\nmax_step_tokens = 'lots'", "actors.scheduler.options.max_step_tokens",
@@ -96,8 +100,8 @@ EDGES: list[Case] = [
      "Did you mean 'tokenizer'? Declare [actors.tokeniser] or use one of:"),
     ("[actors.gateway]\nuses = ['tokenizer', 'gateway']", "actors.gateway.uses[1]", "'gateway' uses itself",
      "Accepted: tokenizer, scheduler"),
-    ("[actors.allocator]\nuses = ['pager']", "actors.allocator.uses",
-     "'pager' is a pager, which an allocator does not use", "Accepted kinds: none"),
+    ("[actors.drafter]\nuses = ['pager']", "actors.drafter.uses",
+     "'pager' is a pager, which a drafter does not use", "Accepted kinds: none"),
     (TWO_TOKENIZERS, "actors.gateway.uses[1]", "a second tokenizer: 'tokenizer' and 'two'", "leave one of them out"),
     ("[actors.scheduler]\nuses = ['allocator', 'pager', 'drafter', 'executor']", "actors.scheduler.uses",
      "a scheduler needs an edge to a verifier", "Add one of: verifier"),
@@ -223,7 +227,9 @@ def test_actors_that_wait_for_each_other(folder: Path) -> None:
 
 def test_a_plugin_that_is_not_named(folder: Path) -> None:
     (folder / FILE).write_text("[actors.allocator]\n[actors.allocator.options]\nblocks = 3")
-    assert problems(FILE) == [f"{FILE}: actors.allocator.plugin: is missing. Name a cache; installed: plain"]
+    missing, edge = problems(FILE)
+    assert "an allocator needs an edge to a pager" in edge
+    assert missing == f"{FILE}: actors.allocator.plugin: is missing. Name a cache; installed: hash, plain, radix"
 
 
 def test_overrides_are_named_as_such(folder: Path) -> None:
