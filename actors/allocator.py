@@ -136,7 +136,7 @@ class Allocator(Actor[AllocatorOptions]):
         moved = tuple(sum(g.slot_bytes() for g in t if g.owner == "target") * options.block_size for t in tables)
         self._lay_out(tuple(count for _ in tables), tuple(t[0].window for t in tables), moved)
         self.model, self.roots = message.facts, {}
-        self.pools = Configured(options.block_size, tuple(count for _ in tables), tables)
+        self.pools = Configured(options.block_size, tuple(count for _ in tables), tables, shares=self.cache.keeps)
         if self.cache.keeps:
             self.secret = keys.secret_at(options.secret)
             self.tell(self.peer("pager"), Mount(self.model, self.pools))

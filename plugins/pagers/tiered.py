@@ -76,6 +76,7 @@ class Tiered(Pager[TieredOptions]):
     """A hierarchy of tiers."""
 
     requires = ("blocks",)
+    gives = frozenset({"tiers"})
     holds = True
 
     def __init__(self, options: TieredOptions, site: Site):
