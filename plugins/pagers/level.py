@@ -197,7 +197,8 @@ class Level:
         future = self._worker.submit(lambda: self._tier.has(keys), LOOK)
         try:
             there = await asyncio.wait_for(asyncio.shield(future), self._patience.look)
-            self._forget(key for key, held in zip(keys, there, strict=True) if not held)
+            if self.recent:
+                self._forget(key for key, held in zip(keys, there, strict=True) if not held)
             return there
         except TimeoutError:
             self.counts.add("late")

@@ -10,12 +10,13 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from antiphon.actors.model import Facts
 from antiphon.actors.pager import U8, BlockAccess, Blocks, Pager, Places
 from antiphon.actors.protocol import Configured
 from antiphon.plugins.pagers.level import Item, Level, Patience
-from antiphon.plugins.pagers.records import Layout
+from antiphon.plugins.pagers.records import Layout, storage_keys
 from antiphon.runtime.counters import Counters
 from antiphon.runtime.plugin import Options, Site
 from antiphon.runtime.quantities import Seconds
@@ -123,31 +124,36 @@ class Tiered(Pager[TieredOptions]):
 
     async def find(self, keys: Sequence[bytes]) -> Places:
         """Ask all levels at once; the fastest that has a record counts."""
-        tables = self.layout.tables
-        stored = [[self.layout.keys(table, key) for key in keys] for table in range(len(tables))]
-        wanted = [k for rows in stored for row in rows for k in row]
-        sizes = [group.bytes for table in tables for _ in keys for group in table]
-        pending = [key in self.pending for key in wanted]  # now: it may be in its tier when that has answered already
+        layout, wanted, weights = self.layout, list[bytes](), []
+        for table, needed in enumerate(layout.needed):
+            for g in needed:
+                wanted += storage_keys(layout.tables[table][g].digest, keys)
+                weights.append(layout.bytes(table) / len(needed))
+                await asyncio.sleep(0)  # some milliseconds for a long prompt: others have their turn
+        shape = len(weights), len(keys)
+        held = self._under_way(wanted)  # now: it may be in its tier when that has answered already
         answers = await asyncio.gather(*(level.has(wanted) for level in self.levels))
-        bytes_of = [0] * len(self.levels)
-        held: set[bytes] = set()
-        for i, key in enumerate(wanted):
-            if pending[i] or key in self.pending:
-                held.add(key)
-                continue
-            for n, there in enumerate(answers):
-                if there[i]:
-                    held.add(key)
-                    bytes_of[n] += sizes[i]
-                    break
-        present = np.array([[_whole(held.__contains__, row, table) for row in rows]
-                            for rows, table in zip(stored, tables, strict=True)], dtype=np.int32)
-        used = [(level, amount) for level, amount in zip(self.levels, bytes_of, strict=True) if amount]
+        held |= self._under_way(wanted)
+        used: list[tuple[Level, float]] = []
+        for level, answer in zip(self.levels, answers, strict=True):
+            fresh = np.array(answer, dtype=bool) & ~held
+            held |= fresh
+            if fresh.any():
+                used.append((level, float(fresh.reshape(shape).sum(axis=1) @ np.array(weights))))
+        tables = np.repeat(np.arange(len(layout.needed)), [len(needed) for needed in layout.needed])
+        rows = held.reshape(shape)
+        present = np.array([rows[tables == t].all(axis=0) for t in range(len(layout.needed))], dtype=np.int32)
         if not used:  # what is evicted now will come from the fastest
-            level = next((level for level in self.levels if level.up), None)
-            return Places(present, level.delay(), level.reads.rate) if level else Places(present)
+            up = next((level for level in self.levels if level.up), None)
+            return Places(present, up.delay(), up.reads.rate) if up else Places(present)
         seconds = sum(amount / max(1.0, level.reads.rate) for level, amount in used)
         return Places(present, max(level.delay() for level, _ in used), sum(amount for _, amount in used) / seconds)
+
+    def _under_way(self, wanted: list[bytes]) -> npt.NDArray[np.bool_]:
+        """Which records are being written somewhere."""
+        if not self.pending:
+            return np.zeros(len(wanted), dtype=bool)
+        return np.fromiter(map(self.pending.__contains__, wanted), dtype=bool, count=len(wanted))
 
     # ---- save
 
@@ -282,7 +288,7 @@ class Tiered(Pager[TieredOptions]):
         alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for i, keys in stored.items():
             table = blocks.tables[i]
-            if _whole(found.__contains__, keys, self.layout.tables[table]):
+            if all(keys[g] in found for g in self.layout.needed[table]):
                 alike.setdefault((table, tuple(len(found.get(key, b"")) for key in keys)), []).append(i)
         assert self._access is not None
         writing = []
@@ -305,12 +311,6 @@ class Tiered(Pager[TieredOptions]):
                 arrived(indexes, False)
             else:
                 arrived(indexes, True)
-
-
-def _whole(there: Callable[[bytes], bool], keys: Sequence[bytes], table: Sequence[Any]) -> bool:
-    """Whether every group that the target reads is there; in a table without any, whether all groups are."""
-    needed = [key for key, group in zip(keys, table, strict=True) if group.target] or keys
-    return all(map(there, needed))
 
 
 def _some(blocks: Blocks, which: Sequence[int]) -> Blocks:
