@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from antiphon.runtime.options import nested, read_options
 from antiphon.runtime.tables import Findings
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 RAM = {"plugin": "ram", "size": "16MiB"}
 SLOW = {"plugin": "throttled", "tier": RAM, "write": "back"}
 QUICK = {"retry": "50ms", "longest": "200ms"}  # a tier that failed is opened again soon
@@ -86,12 +87,27 @@ class ToySite:
         raise LookupError(name)
 
 
+class Instant:
+    """A device whose stages run where they are submitted, at once."""
+
+    def submit(self, stage: Callable[[], T], name: str) -> "asyncio.Future[T]":
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        future.set_result(stage())
+        return future
+
+    def enqueue(self, stage: Callable[[], object], name: str) -> None:
+        stage()
+
+    def close(self) -> None:
+        pass
+
+
 class ToyBlocks:
     """The service "blocks" over pools of bytes, on a real device thread; ``log`` is the order of the stages."""
 
-    def __init__(self, pools: Configured, seed: int = 0):
-        rng = np.random.default_rng(seed)
-        self.device = Device("test", 1)
+    def __init__(self, pools: Configured, instant: bool):
+        rng = np.random.default_rng(0)
+        self.device: Any = Instant() if instant else Device("test", 1)
         self.pools: list[list[U8]] = [
             [rng.integers(0, 256, (count, g.slot_bytes() * pools.block_size), dtype=np.uint8) for g in groups]
             for count, groups in zip(pools.blocks, pools.groups, strict=True)]
@@ -139,12 +155,12 @@ class Pagers:
     """A pager actor outside of a cell: what it tells lands in ``heard``."""
 
     def __init__(self, *tiers: Mapping[str, Any], facts: Facts = FACTS, pools: Configured = POOLS, blocks: bool = True,
-                 **options: Any):
+                 instant: bool = False, **options: Any):
         self.log = Log()
         self.failures: list[BaseException] = []
         self.heard: list[Message] = []
         self.site = ActorSite("pager", self, self.log, {}, lambda _, cause: self.failures.append(cause))  # type: ignore[arg-type]
-        self.device = ToyBlocks(pools)
+        self.device = ToyBlocks(pools, instant)
         if blocks:
             self.site.services["blocks"] = self.device
         self.site.builder = lambda kind, use: make(kind, use, self.site)

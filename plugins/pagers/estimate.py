@@ -4,6 +4,7 @@ It does not know what is transferred.
 """
 
 WEIGHT = 0.2  # of the newest observation
+MOST = 1e11  # bytes per second; no memory is quicker, so two observations that say so are noise
 LEAST = 1e-7  # seconds; a clock's grain must not make a rate infinite
 
 
@@ -16,7 +17,7 @@ class Estimate:
 
     def begin(self, small: tuple[int, float], large: tuple[int, float]) -> None:
         """Start from two observations (bytes, seconds)."""
-        self.rate = max(1.0, (large[0] - small[0]) / max(LEAST, large[1] - small[1]))
+        self.rate = min(MOST, max(1.0, (large[0] - small[0]) / max(LEAST, large[1] - small[1])))
         self.latency = max(LEAST, small[1] - small[0] / self.rate)
 
     def observe(self, amount: int, seconds: float) -> None:

@@ -25,6 +25,7 @@ TURN = 0.05  # seconds that one call should take: the next look-up waits for it
 CHEAP = 1e-4  # seconds
 RECENT = 1 << 16  # keys remembered as written, so that an evicted block need not be read again
 PROBES = (1 << 12, 1 << 18)  # bytes of the first two readings
+TRIES = 3  # of each, while they are quick
 COUNTERS = ("hits", "misses", "saved", "dropped", "corrupt", "errors", "late", "failures")
 
 
@@ -157,12 +158,17 @@ class Level:
         """Bytes, seconds to read them, seconds to write them."""
         key = records.storage_key(b"probe".ljust(32), size.to_bytes(32, "little"))
         record = records.wrap(key, bytes(size))
+        read = written = float("inf")
+        ends = time.monotonic() + TURN
         try:
-            written = _seconds(lambda: self._tier.put([(key, record)]))
-            read = _seconds(lambda: self._get([key]))
+            for _ in range(TRIES):  # the best counts: a busy machine only adds to what a tier takes
+                written = min(written, _seconds(lambda: self._tier.put([(key, record)])))
+                read = min(read, _seconds(lambda: self._get([key])))
+                self._tier.drop([key])
+                if time.monotonic() > ends:
+                    break
         except TierFull:  # too small for the probe: the first calls will tell
             return size, 0.0, 0.0
-        self._tier.drop([key])
         return size, read, written
 
     def _degrade(self, cause: BaseException) -> None:
@@ -197,7 +203,8 @@ class Level:
         future = self._worker.submit(lambda: self._tier.has(keys), LOOK)
         try:
             there = await asyncio.wait_for(asyncio.shield(future), self._patience.look)
-            self._forget(key for key, held in zip(keys, there, strict=True) if not held)
+            if self.recent:
+                self._forget(key for key, held in zip(keys, there, strict=True) if not held)
             return there
         except TimeoutError:
             self.counts.add("late")

@@ -9,6 +9,7 @@ of disks and networks, not forgers: who may write to a tier is trusted with the 
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -45,6 +46,9 @@ class Layout:
     def __init__(self, facts: Facts, pools: Configured):
         self.tables = [[Group(digest_of(facts, group, pools.block_size), group.owner == "target",
                               group.slot_bytes() * pools.block_size) for group in groups] for groups in pools.groups]
+        # Per table the groups that a hit cannot do without: the target's; in a table without any, all.
+        self.needed = [[g for g, group in enumerate(table) if group.target] or list(range(len(table)))
+                       for table in self.tables]
 
     def keys(self, table: int, key: bytes) -> list[bytes]:
         """Storage keys of a block, one for each group of the table."""
@@ -65,7 +69,13 @@ def digest_of(facts: Facts, group: KVGroup, block_size: int) -> bytes:
 
 def storage_key(group: bytes, key: bytes) -> bytes:
     """SHA-256 of a group's digest and a block key, both 32 bytes."""
-    return hashlib.sha256(b"antiphon.kv.record.1" + group + key).digest()
+    return storage_keys(group, [key])[0]
+
+
+def storage_keys(group: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """The same for many block keys: a prompt of 100,000 tokens has thousands."""
+    beginning, sha256 = b"antiphon.kv.record.1" + group, hashlib.sha256
+    return [sha256(beginning + key).digest() for key in keys]
 
 
 def wrap(key: bytes, payload: Payload) -> bytes:

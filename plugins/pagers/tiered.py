@@ -4,18 +4,20 @@ It does not know why blocks move; a tier that is slow, full, damaged or dead onl
 """
 
 import asyncio
+import functools
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from antiphon.actors.model import Facts
 from antiphon.actors.pager import U8, BlockAccess, Blocks, Pager, Places
 from antiphon.actors.protocol import Configured
 from antiphon.plugins.pagers.level import Item, Level, Patience
-from antiphon.plugins.pagers.records import Layout
+from antiphon.plugins.pagers.records import Layout, storage_keys
 from antiphon.runtime.counters import Counters
 from antiphon.runtime.plugin import Options, Site
 from antiphon.runtime.quantities import Seconds
@@ -52,16 +54,16 @@ class _Pending:
 
     __slots__ = ("payload", "read")
 
-    def __init__(self, read: "asyncio.Future[Any]", payload: Any = None):
-        self.read = read  # done: the device has been read, or will not be
-        self.payload = payload
+    def __init__(self, payload: Any = None):
+        self.payload = payload  # None: not yet read from the device
+        self.read: asyncio.Future[Any] | None = None
 
 
 class _Save(NamedTuple):
-    """A block to be kept, its records' keys and the levels that have room reserved."""
+    """A block to be kept, its records by key and the levels that have room reserved."""
 
     block: int
-    keys: list[bytes]
+    records: dict[bytes, _Pending]
     levels: list[Level]
 
 
@@ -104,7 +106,7 @@ class Tiered(Pager[TieredOptions]):
 
     async def close(self, deadline: float) -> None:
         """Write what is queued, once the device has been read; it may have stopped already, and then never will be."""
-        if reading := {p.read for p in self.pending.values() if not p.read.done()}:
+        if reading := {p.read for p in self.pending.values() if p.read is not None and not p.read.done()}:
             await asyncio.wait(reading, timeout=min(1.0, deadline / 2))
         await asyncio.sleep(0)
         await asyncio.gather(*(level.close(deadline) for level in self.levels))
@@ -124,31 +126,36 @@ class Tiered(Pager[TieredOptions]):
 
     async def find(self, keys: Sequence[bytes]) -> Places:
         """Ask all levels at once; the fastest that has a record counts."""
-        tables = self.layout.tables
-        stored = [[self.layout.keys(table, key) for key in keys] for table in range(len(tables))]
-        wanted = [k for rows in stored for row in rows for k in row]
-        sizes = [group.bytes for table in tables for _ in keys for group in table]
-        pending = [key in self.pending for key in wanted]  # now: it may be in its tier when that has answered already
+        layout, wanted, weights = self.layout, list[bytes](), []
+        for table, needed in enumerate(layout.needed):
+            for g in needed:
+                wanted += storage_keys(layout.tables[table][g].digest, keys)
+                weights.append(layout.bytes(table) / len(needed))
+                await asyncio.sleep(0)  # some milliseconds for a long prompt: others have their turn
+        shape = len(weights), len(keys)
+        held = self._under_way(wanted)  # now: it may be in its tier when that has answered already
         answers = await asyncio.gather(*(level.has(wanted) for level in self.levels))
-        bytes_of = [0] * len(self.levels)
-        held: set[bytes] = set()
-        for i, key in enumerate(wanted):
-            if pending[i] or key in self.pending:
-                held.add(key)
-                continue
-            for n, there in enumerate(answers):
-                if there[i]:
-                    held.add(key)
-                    bytes_of[n] += sizes[i]
-                    break
-        present = np.array([[_whole(held.__contains__, row, table) for row in rows]
-                            for rows, table in zip(stored, tables, strict=True)], dtype=np.int32)
-        used = [(level, amount) for level, amount in zip(self.levels, bytes_of, strict=True) if amount]
+        held |= self._under_way(wanted)
+        used: list[tuple[Level, float]] = []
+        for level, answer in zip(self.levels, answers, strict=True):
+            fresh = np.array(answer, dtype=bool) & ~held
+            held |= fresh
+            if fresh.any():
+                used.append((level, float(fresh.reshape(shape).sum(axis=1) @ np.array(weights))))
+        tables = np.repeat(np.arange(len(layout.needed)), [len(needed) for needed in layout.needed])
+        rows = held.reshape(shape)
+        present = np.array([rows[tables == t].all(axis=0) for t in range(len(layout.needed))], dtype=np.int32)
         if not used:  # what is evicted now will come from the fastest
-            level = next((level for level in self.levels if level.up), None)
-            return Places(present, level.delay(), level.reads.rate) if level else Places(present)
+            up = next((level for level in self.levels if level.up), None)
+            return Places(present, up.delay(), up.reads.rate) if up else Places(present)
         seconds = sum(amount / max(1.0, level.reads.rate) for level, amount in used)
         return Places(present, max(level.delay() for level, _ in used), sum(amount for _, amount in used) / seconds)
+
+    def _under_way(self, wanted: list[bytes]) -> npt.NDArray[np.bool_]:
+        """Which records are being written somewhere."""
+        if not self.pending:
+            return np.zeros(len(wanted), dtype=bool)
+        return np.fromiter(map(self.pending.__contains__, wanted), dtype=bool, count=len(wanted))
 
     # ---- save
 
@@ -175,7 +182,7 @@ class Tiered(Pager[TieredOptions]):
         for table, block, key in zip(*blocks, strict=True):
             keys, size = self.layout.keys(table, key), self.layout.bytes(table)
             if takers := [level for level in levels if level.takes(keys, size)]:
-                saves.setdefault(table, []).append(_Save(block, keys, takers))
+                saves.setdefault(table, []).append(_Save(block, {key: _Pending() for key in keys}, takers))
         if not saves:
             return _Reading(saves, asyncio.get_running_loop().create_future())
         assert self._access is not None
@@ -183,7 +190,10 @@ class Tiered(Pager[TieredOptions]):
                                   for table, of in saves.items()])
         for of in saves.values():
             for save in of:
-                self.pending.update((key, _Pending(done)) for key in save.keys)
+                self.pending.update(save.records)
+                for pending in save.records.values():
+                    pending.read = done
+        done.add_done_callback(functools.partial(_hand_over, saves))
         return _Reading(saves, done)
 
     async def _save(self, reading: _Reading) -> None:
@@ -192,13 +202,10 @@ class Tiered(Pager[TieredOptions]):
             return
         offered: dict[int, list[Item]] = {}
         room: dict[int, int] = {}
-        for (table, of), groups in zip(saves.items(), await done, strict=True):
-            rows = [np.ascontiguousarray(group) for group in groups]
-            for i, save in enumerate(of):
-                items: list[Item] = [(key, row[i]) for key, row in zip(save.keys, rows, strict=True)]
-                for key, payload in items:
-                    if (pending := self.pending.get(key)) is not None and pending.read is done:
-                        pending.payload = payload
+        await done
+        for table, of in saves.items():
+            for save in of:
+                items: list[Item] = [(key, pending.payload) for key, pending in save.records.items()]
                 for level in save.levels:
                     n = self.levels.index(level)
                     offered.setdefault(n, []).extend(items)
@@ -206,7 +213,9 @@ class Tiered(Pager[TieredOptions]):
         try:
             await asyncio.gather(*(self._put(n, items, room[n]) for n, items in offered.items()))
         finally:
-            self._settled((key for of in saves.values() for save in of for key in save.keys), done)
+            for of in saves.values():
+                for save in of:
+                    self._settled(save.records)
 
     async def _put(self, n: int, items: list[Item], reserved: int) -> None:
         """Write to a level; what that pushes out goes to the next one below that writes back."""
@@ -215,17 +224,16 @@ class Tiered(Pager[TieredOptions]):
         if not spilled or below is None:
             return
         fitting = [(key, payload) for key, payload in spilled if self.levels[below].takes([key], len(payload))]
-        reading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reading.set_result(None)
-        self.pending.update((key, _Pending(reading, payload)) for key, payload in fitting)
+        records = {key: _Pending(payload) for key, payload in fitting}
+        self.pending.update(records)
         try:
             await self._put(below, fitting, sum(len(payload) for _, payload in fitting))
         finally:
-            self._settled((key for key, _ in fitting), reading)
+            self._settled(records)
 
-    def _settled(self, keys: Any, reading: "asyncio.Future[Any]") -> None:
-        for key in keys:
-            if (pending := self.pending.get(key)) is not None and pending.read is reading:
+    def _settled(self, records: dict[bytes, _Pending]) -> None:
+        for key, pending in records.items():
+            if self.pending.get(key) is pending:  # else it is being written once more
                 del self.pending[key]
 
     # ---- load
@@ -261,9 +269,9 @@ class Tiered(Pager[TieredOptions]):
         """Payloads by storage key: of what is being saved, else from the fastest level that has it, until ``ends``."""
         found: dict[bytes, Any] = {}
         waiting = {key: pending for key in keys if (pending := self.pending.get(key)) is not None}
-        if reading := {p.read for p in waiting.values() if not p.read.done()}:
+        if reading := {p.read for p in waiting.values() if p.payload is None and p.read is not None}:
             await asyncio.wait(reading, timeout=max(0.0, ends - asyncio.get_running_loop().time()))
-            await asyncio.sleep(0)  # whoever saves them hands the payloads over when it is told
+            await asyncio.sleep(0)  # the payloads are handed over when the loop comes to it
         found |= {key: p.payload for key, p in waiting.items() if p.payload is not None}
         size = self.layout.bytes(table) // max(1, len(self.layout.tables[table]))
         for n, level in enumerate(self.levels):
@@ -283,7 +291,7 @@ class Tiered(Pager[TieredOptions]):
         alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for i, keys in stored.items():
             table = blocks.tables[i]
-            if _whole(found.__contains__, keys, self.layout.tables[table]):
+            if all(keys[g] in found for g in self.layout.needed[table]):
                 alike.setdefault((table, tuple(len(found.get(key, b"")) for key in keys)), []).append(i)
         assert self._access is not None
         writing = []
@@ -308,10 +316,15 @@ class Tiered(Pager[TieredOptions]):
                 arrived(indexes, True)
 
 
-def _whole(there: Callable[[bytes], bool], keys: Sequence[bytes], table: Sequence[Any]) -> bool:
-    """Whether every group that the target reads is there; in a table without any, whether all groups are."""
-    needed = [key for key, group in zip(keys, table, strict=True) if group.target] or keys
-    return all(map(there, needed))
+def _hand_over(saves: dict[int, list[_Save]], done: "asyncio.Future[list[list[U8]]]") -> None:
+    """Give what was read from the device to whoever waits for it."""
+    if done.cancelled() or done.exception() is not None:
+        return  # told to who awaits it
+    for of, groups in zip(saves.values(), done.result(), strict=True):
+        rows = [np.ascontiguousarray(group) for group in groups]
+        for i, save in enumerate(of):
+            for pending, row in zip(save.records.values(), rows, strict=True):
+                pending.payload = row[i]
 
 
 def _some(blocks: Blocks, which: Sequence[int]) -> Blocks:

@@ -50,6 +50,15 @@ async def test_blocks_come_back_bit_for_bit(name: str, read_back: bool, tmp_path
         await round_trip(pager, read_back)
 
 
+@pytest.mark.parametrize("read_back", [True, False], ids=["written", "under way"])
+async def test_blocks_come_back_from_a_device_that_answers_at_once(read_back: bool, tmp_path: Path) -> None:
+    async with Pagers(RAM, disk(tmp_path), instant=True) as pager:
+        await round_trip(pager, read_back)
+        await pager.store(0, [0, 1], [70, 71])
+        await pager.written()
+        assert pager.levels()[1]["saved"] >= 4
+
+
 async def test_mounted_says_what_the_tiers_want(tmp_path: Path) -> None:
     cases: list[tuple[tuple[Any, ...], Mounted]] = [
         ((), Mounted(False)), ((RAM,), Mounted(True, False, True)), ((disk(tmp_path),), Mounted(True, True)),
