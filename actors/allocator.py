@@ -47,7 +47,7 @@ from antiphon.actors.protocol import (
     Unpin,
     Unpinned,
 )
-from antiphon.actors.survey import survey, unused
+from antiphon.actors.survey import sums, survey
 from antiphon.actors.waits import Waits
 from antiphon.runtime.actor import Actor, ActorSite
 from antiphon.runtime.plugin import Options
@@ -111,12 +111,7 @@ class Allocator(Actor[AllocatorOptions]):
 
     def facts(self) -> dict[str, Any]:
         """The ledger's sums, the memory taken but not used, and what the cache has done."""
-        audit = self.ledger.audit()
-        holds = {s: self.ledger.holds[s] for s in self.contexts}
-        granted = sum(len(h.blocks[0]) for h in holds.values()) * self.options.block_size
-        used = sum(self.progress.length(s) for s in holds)
-        return {**audit._asdict(), "holds": len(self.ledger.holds), "granted_slots": granted, "used_slots": used,
-                "waste_slots": unused(self.prefixes), "waiting": len(self.waits.waiting), **self.counters()}
+        return {**sums(self.prefixes), "waiting": len(self.waits.waiting), **self.counters()}
 
     def counters(self) -> dict[str, int]:
         """What has happened so far."""

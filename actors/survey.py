@@ -4,6 +4,7 @@ It changes nothing, and tells no salts and no ids.
 """
 
 import time
+from typing import Any
 
 from antiphon.actors.ledger import HOLE
 from antiphon.actors.prefixes import Prefixes
@@ -25,6 +26,16 @@ def unused(prefixes: Prefixes) -> list[int]:
                 count += max(0, held * prefixes.size - (-length % prefixes.size) - window)
         waste.append(count)
     return waste
+
+
+def sums(prefixes: Prefixes) -> dict[str, Any]:
+    """The ledger's sums per table, and slots granted and used in all; ``idle`` blocks are held by nobody."""
+    audit = prefixes.ledger.audit()
+    holds = {s: hold for s, hold in prefixes.ledger.holds.items() if s >= 0}
+    granted = sum(len(hold.blocks[0]) for hold in holds.values()) * prefixes.size
+    return {**audit._asdict(), "idle": [f + c for f, c in zip(audit.free, audit.cached, strict=True)],
+            "holds": len(prefixes.ledger.holds), "granted_slots": granted,
+            "used_slots": sum(prefixes.progress.length(s) for s in holds), "waste_slots": unused(prefixes)}
 
 
 def survey(prefixes: Prefixes, pools: Configured, counters: dict[str, int], top: int) -> Surveyed:

@@ -35,7 +35,7 @@ def assert_whole(found: dict[str, dict[str, object]]) -> None:
     assert (found["gateway"]["open"], found["gateway"]["clients"], found["tokenizer"]["requests"]) == (0, 0, 0)
     assert (found["scheduler"]["running"], found["scheduler"]["waiting"]) == (0, 0)
     assert (found["allocator"]["holds"], found["allocator"]["faults"]) == (0, [])
-    assert found["allocator"]["free"] == found["allocator"]["total"]
+    assert found["allocator"]["idle"] == found["allocator"]["total"]
     assert found["drafter"]["mirrors"] == 0
 
 

@@ -28,7 +28,7 @@ def test_forty_requests_in_a_pool_for_two(name: str, blocks: int, size: int, win
         assert found["scheduler"]["preempted"] > 0
         assert found["scheduler"]["peak_flight"] == 2
         assert (found["allocator"]["holds"], found["allocator"]["faults"]) == (0, [])
-        assert found["allocator"]["free"] == found["allocator"]["total"]
+        assert found["allocator"]["idle"] == found["allocator"]["total"]
 
 
 def test_one_request_that_needs_the_whole_pool_passes_among_others() -> None:
@@ -57,7 +57,7 @@ def test_cancels_among_preemptions(name: str) -> None:
 
         def free() -> bool:
             found = llm.stats()["allocator"]
-            return found["holds"] == 0 and found["free"] == found["total"] and not found["faults"]
+            return found["holds"] == 0 and found["idle"] == found["total"] and not found["faults"]
 
         until(free, what="all blocks are free")
         assert llm.stats()["scheduler"]["preempted"] > 0

@@ -15,7 +15,7 @@ def delivery(name: str) -> str:
 def whole(llm: LLM) -> bool:
     """Nothing is held any more and every block is free."""
     found = llm.stats()["allocator"]
-    return found["holds"] == 0 and found["free"] == found["total"] and not found["faults"]
+    return found["holds"] == 0 and found["idle"] == found["total"] and not found["faults"]
 
 
 @pytest.mark.feature("sampling", "direct-delivery", "one-ahead", "windows")

@@ -76,7 +76,7 @@ def check(path: Path, requests: int, tokens: int, vocabulary: int, longest: int,
             together = asyncio.run(answers(llm.address, asked, requests))
             facts = llm.stats()
         assert facts["scheduler"]["preempted"] > 0, "the pool was not small enough"
-        assert facts["allocator"]["free"] == facts["allocator"]["total"]
+        assert facts["allocator"]["idle"] == facts["allocator"]["total"]
         assert not facts["allocator"]["faults"]
         for i, (one, many) in enumerate(zip(alone, together, strict=True)):
             assert i in close or one.ids == many.ids, f"{delivery}: prompt {i} differs from its run alone"
