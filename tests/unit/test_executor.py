@@ -25,7 +25,7 @@ class Bench:
         self.backend = Null(options, Bare(ModelSection()))
         site: Any = SimpleNamespace(
             log=structlog.get_logger(), services={}, plugin=lambda kind: self.backend,
-            post=SimpleNamespace(cell="step", epoch=1),
+            post=SimpleNamespace(cell="step", epoch=1, direct=False),
         )
         self.executor = Executor(ExecutorOptions(), site)
         self.services = site.services

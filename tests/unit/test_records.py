@@ -40,7 +40,8 @@ def test_a_record_under_a_foreign_key_is_found() -> None:
 
 
 def changed(group: KVGroup) -> list[KVGroup]:
-    values = {"name": "x", "layers": 9, "heads": 9, "width": 9, "dtype": "bfloat16", "window": 9, "owner": "drafter"}
+    values = {"name": "x", "layers": 9, "heads": 9, "width": 9, "dtype": "bfloat16", "window": 9, "owner": "drafter",
+              "quantization": "int8", "scale_bytes": 9}
     return [msgspec.structs.replace(group, **{field: value}) for field, value in values.items()]
 
 
@@ -53,7 +54,7 @@ def test_storage_keys_differ_by_all_that_gives_the_bytes_their_meaning() -> None
 
 def test_storage_keys_are_the_same_in_every_process() -> None:
     assert Layout(FACTS, POOLS).keys(1, key(5))[0].hex() == (
-        "95f6a319c2215e5ee222cc803ae9ddfb763a43e209e5d63108db75bb922331d0")
+        "c0dcd3bd1926ec3cf366f345ceb79c4c9d229cc0c56149539b00d8da7a9b3cf4")
 
 
 def test_an_estimate_follows_a_tier_that_becomes_slower() -> None:
