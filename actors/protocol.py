@@ -441,6 +441,7 @@ class Fork(Message, frozen=True):
     source: int
     sample: int
     length: int = -1  # KV slots shared; -1: all that are valid
+    ids: Column = b""  # of the fork so far; empty: what it computes does not enter the prefix cache
 
 
 class Close(Message, frozen=True):
@@ -463,3 +464,85 @@ class Inspect(Message, frozen=True):
     """Ask an actor (and, through it, those it uses) for its facts."""
 
     reply = Report
+
+
+class Pinned(Message, frozen=True):
+    """Answers Pin: its number, and how many slots of the prefix are kept. ``problem`` says why there are none."""
+
+    pin: int
+    slots: int
+    problem: str = ""
+
+
+class Pin(Message, frozen=True):
+    """Ask the allocator to keep what it has of a prefix on the device for some seconds, whoever uses it."""
+
+    owner: str  # who asks, for the ledger
+    tenant: str
+    ids: Column
+    seconds: float
+    reply = Pinned
+
+
+class Unpinned(Message, frozen=True):
+    """Answers Unpin: whether there was such a pin."""
+
+    found: bool
+
+
+class Unpin(Message, frozen=True):
+    """Ask the allocator to let a pin go."""
+
+    pin: int
+    reply = Unpinned
+
+
+class Flushed(Message, frozen=True):
+    """Answers Flush: blocks that are free now, per table."""
+
+    blocks: Column
+
+
+class Flush(Message, frozen=True):
+    """Ask the allocator to forget every cached block that nobody holds."""
+
+    reply = Flushed
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """One block table's pool, in blocks. ``waste``: slots in active blocks that hold nothing a sequence can read."""
+
+    groups: tuple[str, ...]
+    total: int
+    free: int
+    active: int
+    cached: int
+    transfer: int
+    quarantined: int
+    waste: int
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """A prefix in the cache: the beginning of its last block's key in hex, its slots, hits, seconds since the last."""
+
+    key: str
+    slots: int
+    hits: int
+    age: float
+
+
+class Surveyed(Message, frozen=True):
+    """Answers Survey. ``pins``: number -> "owner: blocks, seconds left"."""
+
+    block_size: int
+    pools: tuple[Pool, ...]
+    counters: dict[str, int]
+    prefixes: tuple[Prefix, ...]
+    pins: dict[int, str]
+
+
+class Survey(Message, frozen=True):
+    """Ask the allocator for what ``antiphon cache`` shows; the ``top`` prefixes by hits."""
+
+    top: int = 10
+    reply = Surveyed

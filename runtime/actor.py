@@ -80,6 +80,11 @@ class Actor(Generic[O]):
         """What an edge to an actor of ``kind`` carries once it leaves the cell; empty: nothing worth a word."""
         return ""
 
+    @classmethod
+    def needing(cls, options: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+        """Options that ask for capabilities, with those: the graph check looks whether something gives them."""
+        return {}
+
     def facts(self) -> dict[str, Any]:
         """State worth showing to an operator: queue lengths, pools, counters."""
         return {}

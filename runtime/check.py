@@ -168,10 +168,17 @@ class _Inspection:
         given: set[str] = set()
         for cls in classes:
             given |= set(getattr(cls, "gives", ()))
+        here = ", ".join(sorted(given)) or "nothing"
+        for instance, actor in self.types.items():
+            options = self.plan.actors[instance].options
+            for option, needs_of in actor.needing(options).items():
+                for need in sorted(set(needs_of) - given):
+                    self.findings.add(f"{join('actors', instance)}.options.{option}",
+                                      f"{shown(options[option])} needs {need!r}, which nothing in this graph gives",
+                                      f"Add a plugin that gives it; given here: {here}")
         for instance, hosted in self.hosted.items():
             for use, cls in hosted:
                 for need in sorted(set(cls.needs) - given):
-                    here = ", ".join(sorted(given)) or "nothing"
                     self.findings.add(_plugin_key(instance, use),
                                       f"{use.kind} {use.name!r} needs {need!r}, which nothing in this graph gives",
                                       f"Add a plugin that gives it; given here: {here}")

@@ -3,15 +3,13 @@
 It does not know blocks.
 """
 
-from collections.abc import Sequence
+from typing import ClassVar
 
-from antiphon.actors.allocator import Cache
+from antiphon.actors.cache import Cache
 from antiphon.runtime.plugin import Options
 
 
 class Plain(Cache[Options]):
     """No prefix cache."""
 
-    def match(self, tenant: str, ids: Sequence[int]) -> list[list[int]]:
-        """Nothing is cached."""
-        return []
+    keeps: ClassVar[bool] = False
