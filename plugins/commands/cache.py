@@ -76,7 +76,7 @@ class Cache(Command):
         address = words.pop(0) if words and "://" in words[0] else DEFAULT
         try:
             act = _action(words, args)
-            with Client(address, patience=5.0) as client:
+            with Client(address, patience=PATIENCE) as client:
                 facts, lines = act(client)
         except Mistake as cause:
             print(f"antiphon cache: {cause}", file=sys.stderr)
@@ -90,6 +90,7 @@ class Cache(Command):
         return 0
 
 
+PATIENCE = 5.0  # seconds to reach the server
 Done = tuple[dict[str, Any], list[str]]  # for machines, for people
 
 

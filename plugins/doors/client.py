@@ -177,8 +177,8 @@ class AsyncClient:
     async def pin(self, prompt: Prompt, *, seconds: float = 3600.0, raw: bool = False) -> Pin:
         """Keep what is cached of a prompt on the device for some time, whatever else wants its place.
 
-        The prompt is a user message or token ids, as in ``generate``; whole blocks of what some request has computed are
-        kept. Pinned once more, it is kept for ``seconds`` from now. Raises Refused ("unavailable": nothing of it is
+        The prompt is a user message or token ids, as in ``generate``; whole blocks of what some request has computed
+        are kept. Pinned once more, it is kept for ``seconds`` from now. Raises Refused ("unavailable": nothing of it is
         cached, or the server keeps no prefixes; "overloaded": too many pins) and what ``cache`` raises.
         """
         facts = await self._query(pinning(prompt, seconds, raw))
