@@ -32,12 +32,12 @@ def ready(path: Path) -> None:
 
 def draw(block_map: BlockMap, path: Path) -> None:
     """Write the picture. Raises BenchError: the file cannot be written."""
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import ListedColormap, to_hex
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    requests = [colorsys.hls_to_rgb(i * 0.618034 % 1.0, 0.35 + 0.25 * (i % 3) / 2, 0.65) for i in range(HUES)]
-    colours = [*(NAMES[state][1] for state in range(ACTIVE)), *requests]
+    requests = [to_hex(colorsys.hls_to_rgb(i * 0.618034 % 1.0, 0.35 + 0.25 * (i % 3) / 2, 0.65)) for i in range(HUES)]
+    colours = [NAMES[state][1] for state in range(ACTIVE)] + requests
     steps, blocks = block_map.states.shape
     shown = np.where(block_map.states < ACTIVE, block_map.states, ACTIVE + (block_map.states - ACTIVE) % HUES)
     shown = shown[::-(-steps // MOST_COLUMNS), ::-(-blocks // MOST_ROWS)].T

@@ -144,7 +144,8 @@ def test_paged_memory_is_used_and_holds_more_sequences(prompts: Path, capfd: pyt
     assert main(["bench", "--requests", "48", "--plot", str(picture), "--json"]) == 0
     found = rows(capfd)
     names = ["waste_pct", "waste_pct_window", "at_once", "at_once_peak", "at_once_ratio"]
-    assert [row["metric"] for row in found] == [f"memory {kind} {name}" for kind in ("paged", "whole") for name in names]
+    assert [row["metric"] for row in found] == [
+        f"memory {kind} {name}" for kind in ("paged", "whole") for name in names]
     values = {str(row["metric"]): float(row["median"]) for row in found}  # type: ignore[arg-type]
     assert 0 < values["memory paged waste_pct"] < 4 < values["memory whole waste_pct"]
     assert values["memory whole at_once_peak"] == 8

@@ -7,26 +7,27 @@ from pathlib import Path
 
 import pytest
 from tests.callers import POOL
-from tests.harness import graph
+from tests.harness import Server
 
 from antiphon.__main__ import main
 from antiphon.plugins.commands import cache
-from antiphon.plugins.doors.llm import LLM
+from antiphon.plugins.doors.sync import Client
 
 PROMPT = list(range(7, 47))
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with graph("actors.allocator.plugin='hash'", *POOL) as found:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    settings = ("actors.allocator.plugin='hash'", *POOL)
+    with Server(tmp_path_factory.mktemp("s"), *settings) as server, server.client() as found:
         yield found
 
 
-def test_pools_hits_prefixes_and_pins_are_shown(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    llm.generate(PROMPT, max_tokens=4)
-    llm.generate(PROMPT, max_tokens=4)
-    pin = llm.pin(PROMPT)
-    assert main(["cache", llm.address]) == 0
+def test_pools_hits_prefixes_and_pins_are_shown(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    client.generate(PROMPT, max_tokens=4)
+    client.generate(PROMPT, max_tokens=4)
+    pin = client.pin(PROMPT)
+    assert main(["cache", client.address]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "allocator: blocks of 16 tokens"
     assert lines[1].split() == ["pool", "total", "free", "active", "cached", "in", "transfer", "quarantined", "waste"]
@@ -38,43 +39,45 @@ def test_pools_hits_prefixes_and_pins_are_shown(llm: LLM, capsys: pytest.Capture
     assert any(line.startswith("pager: ") for line in lines)
 
 
-def test_a_machine_reads_one_json_object(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cache", llm.address, "--json", "--top", "1"]) == 0
+def test_a_machine_reads_one_json_object(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", client.address, "--json", "--top", "1"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"allocators", "pagers"}
     assert set(found["allocators"]["allocator"]) == {"block_size", "pools", "counters", "prefixes", "pins"}
 
 
 def test_a_prefix_is_pinned_let_go_and_flushed(
-    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "A text of several blocks, as one finds them at the beginning of many prompts."
-    llm.generate(text, max_tokens=2, raw=True)
-    assert main(["cache", llm.address, "pin", "--raw", text, "--seconds", "60", "--json"]) == 0
+    client.generate(text, max_tokens=2, raw=True)
+    assert main(["cache", client.address, "pin", "--raw", text, "--seconds", "60", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["slots"] == 64
     (tmp_path / "prompt.txt").write_text(text)
-    assert main(["cache", llm.address, "pin", "--file", str(tmp_path / "prompt.txt"), "--raw"]) == 0
+    assert main(["cache", client.address, "pin", "--file", str(tmp_path / "prompt.txt"), "--raw"]) == 0
     assert capsys.readouterr().out == f"pin {made['pin']}: 64 tokens are kept for 3600 s\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert main(["cache", llm.address, "pin", "--file", "-", "--raw"]) == 0
-    llm.generate(PROMPT, max_tokens=4)
+    assert main(["cache", client.address, "pin", "--file", "-", "--raw"]) == 0
+    client.generate(PROMPT, max_tokens=4)
     (tmp_path / "ids.json").write_text(json.dumps(PROMPT))
-    assert main(["cache", llm.address, "pin", "--prompt-ids", str(tmp_path / "ids.json")]) == 0
+    assert main(["cache", client.address, "pin", "--prompt-ids", str(tmp_path / "ids.json")]) == 0
     capsys.readouterr()
-    assert main(["cache", llm.address, "unpin", str(made["pin"])]) == 0
+    assert main(["cache", client.address, "unpin", str(made["pin"])]) == 0
     assert capsys.readouterr().out == f"pin {made['pin']} has been let go\n"
-    assert main(["cache", llm.address, "unpin", str(made["pin"])]) == 1
+    assert main(["cache", client.address, "unpin", str(made["pin"])]) == 1
     assert f"there is no pin {made['pin']}" in capsys.readouterr().err
-    assert main(["cache", llm.address, "flush"]) == 0
+    assert main(["cache", client.address, "flush"]) == 0
     assert "cached blocks forgotten" in capsys.readouterr().out
 
 
-def test_a_cache_that_keeps_nothing_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with graph("actors.allocator.plugin='plain'", *POOL) as llm:
-        assert main(["cache", llm.address]) == 0
+def test_a_cache_that_keeps_nothing_is_explained(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Server(tmp_path_factory.mktemp("s"), "actors.allocator.plugin='plain'", *POOL) as server:
+        assert main(["cache", server.address]) == 0
         assert "antiphon serve --set actors.allocator.plugin=hash" in capsys.readouterr().out
-        assert main(["cache", llm.address, "pin", "hello"]) == 1
+        assert main(["cache", server.address, "pin", "hello"]) == 1
         err = capsys.readouterr().err
     assert "this allocator keeps no prefixes" in err
     assert "antiphon serve --set actors.allocator.plugin=hash" in err

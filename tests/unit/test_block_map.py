@@ -9,7 +9,17 @@ import pytest
 from antiphon.actors.ledger import Hold, Ledger
 from antiphon.plugins.bench import blockmap
 from antiphon.plugins.bench.figures import BenchError
-from antiphon.plugins.bench.memory import ACTIVE, CACHED, FREE, MOVING, OTHER, QUARANTINED, BlockMap, requests, states_of
+from antiphon.plugins.bench.memory import (
+    ACTIVE,
+    CACHED,
+    FREE,
+    MOVING,
+    OTHER,
+    QUARANTINED,
+    BlockMap,
+    requests,
+    states_of,
+)
 
 
 class All:
