@@ -4,8 +4,9 @@ It does not know real models: the null backend computes. The same requests of mi
 the same memory twice: *paged*, as the config says, and *whole*, where a block is as long as a sequence may be. The
 ledger is read after each step's ``Commit``, so a figure is a mean over steps and does not depend on the machine:
 
-- ``waste_pct``: slots of blocks that sequences hold and no token fills, in per cent of the slots of these blocks;
-  ``waste_pct_window`` the same in the window's table (what a window has passed is waste too);
+- ``waste_pct``: slots of blocks that sequences hold and no token fills (slots granted ahead are some while memory is
+  plenty), in per cent of the slots of these blocks; ``waste_pct_window`` the same in the window's table, where blocks
+  are almost as long as the window and what it has passed is waste too;
 - ``at_once``: sequences that hold blocks, over the steps in which others waited; ``at_once_peak``: most of them;
 - ``at_once_ratio``: paged beside whole.
 """
