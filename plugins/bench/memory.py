@@ -91,6 +91,11 @@ class Recorder:
         return {"waste_pct": float(share[0]), **({"waste_pct_window": float(share[1])} if len(share) > 1 else {}),
                 "at_once": float(np.mean(crowded)), "at_once_peak": float(max(r for r, _ in self.at_once))}
 
+    @property
+    def slots(self) -> int:
+        """Size of the first table's pool."""
+        return int(self._allocator.ledger.total[0] * self._allocator.prefixes.size)
+
     def map(self) -> BlockMap:
         """The block map, if it was asked for."""
         return BlockMap(self._allocator.prefixes.size, np.array(self.states))
@@ -145,14 +150,19 @@ def memory(work: Work, say: Callable[[str], None], mapped: bool = False) -> tupl
     """Measure; with ``mapped`` the block map of the first paged run too."""
     found: dict[str, dict[str, list[float]]] = {"paged": {}, "whole": {}}
     block_map: BlockMap | None = None
+    slots: dict[str, int] = {}
     for run in range(1, work.runs + 1):
         for name, more in (("paged", ()), ("whole", (f"actors.allocator.options.block_size={CONTEXT}",))):
             say(f"run {run} of {work.runs}: {name}")
             wanted = mapped and block_map is None
             recorder = run_once(work, run, more, wanted)
             block_map = recorder.map() if wanted else block_map
+            slots[name] = recorder.slots
             for figure, value in recorder.figures().items():
                 found[name].setdefault(figure, []).append(value)
+        if slots["whole"] > slots["paged"]:
+            raise BenchError("the two runs had unlike amounts of memory: set actors.allocator.options.memory, not blocks",
+                             2)
     whole = found["whole"]["at_once"]
     figures = Figures()
     for name, values in found.items():

@@ -155,6 +155,13 @@ def test_paged_memory_is_used_and_holds_more_sequences(prompts: Path, capfd: pyt
     assert left_behind(prompts) == []
 
 
+def test_unlike_amounts_of_memory_are_not_compared(prompts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    blocks = ["--set", "actors.allocator.options.blocks=300"]
+    assert main(["bench", "--memory", "--requests", "4", *blocks]) == 2
+    assert "set actors.allocator.options.memory, not blocks" in capfd.readouterr().err
+    assert left_behind(prompts) == []
+
+
 @pytest.mark.bench
 def test_a_null_step_of_32_streams_costs_less_than_300_microseconds_under_direct_delivery() -> None:
     """Alone on the machine: ``pytest -m bench tests/behaviour/test_bench_command.py``."""
