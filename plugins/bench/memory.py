@@ -2,7 +2,7 @@
 
 It does not know real models: the null backend computes. The same requests of mixed lengths, all asked at once, run in
 the same memory twice: *paged*, as the config says, and *whole*, where a block is as long as a sequence may be. The
-ledger is read after each step's ``Commit``, so a figure is a mean over steps and does not depend on the machine:
+ledger is read after each step's ``Commit``, so a figure is a mean over steps and hardly depends on the machine:
 
 - ``waste_pct``: slots of blocks that sequences hold and no token fills (slots granted ahead are some while memory is
   plenty), in per cent of the slots of these blocks; ``waste_pct_window`` the same in the window's table, where blocks
@@ -161,8 +161,7 @@ def memory(work: Work, say: Callable[[str], None], mapped: bool = False) -> tupl
             for figure, value in recorder.figures().items():
                 found[name].setdefault(figure, []).append(value)
         if slots["whole"] > slots["paged"]:
-            raise BenchError("the two runs had unlike amounts of memory: set actors.allocator.options.memory, not blocks",
-                             2)
+            raise BenchError("the runs had unlike amounts of memory: set actors.allocator.options.memory, not blocks", 2)
     whole = found["whole"]["at_once"]
     figures = Figures()
     for name, values in found.items():

@@ -41,7 +41,7 @@ workloads (greedy, end of sequence ignored, token ids in and out; --workloads FI
   device_ms is execute_ms and verify_ms, beside alone_ms, the same stages with no runtime around them
 --memory: requests of mixed lengths on the null backend, in paged KV memory and in as much of it with blocks as long as
   a sequence may be: waste_pct (slots taken and not used; waste_pct_window in the window's table), at_once (sequences
-  that run while others wait), at_once_peak, at_once_ratio; means over steps, the same on any machine
+  that run while others wait), at_once_peak, at_once_ratio; means over steps, about the same on any machine
 --plot FILE: --memory, and a picture of what each block was to whom at each step (needs matplotlib: antiphon[plot])
 
 examples:

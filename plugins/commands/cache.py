@@ -5,7 +5,10 @@ It does not know allocators; it is a client like any other.
 
 import argparse
 import json
+import re
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +93,8 @@ class Cache(Command):
         return 0
 
 
+NUMBER = re.compile(r"|-|[0-9.e+]+( \S+)?")  # with a unit
+WIDTH = 110  # of lines that go on
 PATIENCE = 5.0  # seconds to reach the server
 Done = tuple[dict[str, Any], list[str]]  # for machines, for people
 
@@ -175,7 +180,7 @@ def allocator(name: str, memory: Mapping[str, Any]) -> list[str]:
         device, tiers = counters.get("hit_slots", 0), counters.get("tier_slots", 0)
         lines.append(f"hits: of {queried} prompt tokens {device} found on the device ({_share(device, queried)}), "
                      f"{tiers} in tiers ({_share(tiers, queried)})")
-    lines.append("counters: " + ", ".join(f"{key} {value}" for key, value in counters.items()))
+    lines += _listed("counters", counters)
     if not queried and not cached:
         lines.append(f"nothing is cached: no prompt has been looked up yet, or {SWITCH}")
     if memory["prefixes"]:
@@ -190,8 +195,7 @@ def allocator(name: str, memory: Mapping[str, Any]) -> list[str]:
 def pager(name: str, facts: Mapping[str, Any]) -> list[str]:
     """One pager's tiers and counters."""
     tiers = [t for t in facts.get("tiers", ()) if isinstance(t, Mapping)]
-    plain = {key: value for key, value in facts.items() if key != "tiers"}
-    lines = [f"{name}: " + (", ".join(f"{k} {_fact(k, v)}" for k, v in plain.items()) or "no tiers")]
+    lines = _listed(name, {key: value for key, value in facts.items() if key != "tiers"})
     keys = dict.fromkeys(key for tier in tiers for key in tier)
     shown = [*(k for k in ORDER if k in keys), *(k for k in keys if k not in ORDER)]
     if tiers:
@@ -200,11 +204,16 @@ def pager(name: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns: the first to the left, numbers to the right."""
+    """Columns, those of numbers to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    right = [bool(i) and all(row[i][:1].isdecimal() or row[i] in ("", "-") for row in rows) for i in range(len(head))]
+    right = [all(NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(head))]
     return ["  " + "  ".join(f"{cell:>{w}}" if r else f"{cell:{w}}" for cell, w, r in
                              zip(row, widths, right, strict=True)).rstrip() for row in (head, *rows)]
+
+
+def _listed(title: str, facts: Mapping[str, Any]) -> list[str]:
+    text = ", ".join(f"{key} {_fact(key, value)}" for key, value in facts.items()) or "nothing to tell"
+    return textwrap.wrap(f"{title}: {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _share(part: int, whole: int) -> str:
@@ -221,6 +230,10 @@ def _ago(seconds: float) -> str:
 def _fact(key: str, value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool) and any(s in key for s in SIZES):
         return _size(value) + ("/s" if key.endswith("per_s") else "")
+    if key == "since" and isinstance(value, float):
+        return _ago(max(0.0, time.time() - value))
+    if key.endswith("_s") and not key.endswith("per_s") and isinstance(value, float):
+        return f"{value * 1e3:.3g} ms"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -125,8 +125,8 @@ def test_tiers_are_shown_whatever_they_say() -> None:
     assert [line.split() for line in cache.pager("pager", facts)] == [
         ["pager:", "copied", "3"],
         ["tier", "state", "bytes", "hits", "latency_s", "bytes_per_s", "cause"],
-        ["ram", "ok", "3.0", "MiB", "12", "0.00012", "4.7", "GiB/s"],
-        ["disk", "degraded", "0", "B", "0", "0", "B/s", "gone"],
+        ["ram", "ok", "3.0", "MiB", "12", "0.12", "ms", "4.7", "GiB/s"],
+        ["disk", "degraded", "0", "B", "0", "ms", "0", "B/s", "gone"],
     ]
 
 
