@@ -161,7 +161,7 @@ def memory(work: Work, say: Callable[[str], None], mapped: bool = False) -> tupl
             for figure, value in recorder.figures().items():
                 found[name].setdefault(figure, []).append(value)
         if slots["whole"] > slots["paged"]:
-            raise BenchError("the runs had unlike amounts of memory: set actors.allocator.options.memory, not blocks", 2)
+            raise BenchError("the runs had unlike amounts of KV: set actors.allocator.options.memory, not blocks", 2)
     whole = found["whole"]["at_once"]
     figures = Figures()
     for name, values in found.items():
