@@ -141,7 +141,7 @@ def test_the_share_of_the_runtime_and_the_stages_alone(prompts: Path, capfd: pyt
 
 def test_paged_memory_is_used_and_holds_more_sequences(prompts: Path, capfd: pytest.CaptureFixture[str]) -> None:
     picture = prompts.with_name("map.png")
-    assert main(["bench", "--requests", "96", "--plot", str(picture), "--json"]) == 0
+    assert main(["bench", "--requests", "64", "--plot", str(picture), "--json"]) == 0
     found = rows(capfd)
     names = ["waste_pct", "waste_pct_window", "at_once", "at_once_peak", "at_once_ratio"]
     assert [row["metric"] for row in found] == [
@@ -150,7 +150,7 @@ def test_paged_memory_is_used_and_holds_more_sequences(prompts: Path, capfd: pyt
     assert 0 < values["memory paged waste_pct"] < 4 < values["memory whole waste_pct"]
     assert values["memory whole at_once_peak"] == 8
     assert values["memory paged at_once_ratio"] > 2
-    assert str(found[0]["command"]).startswith("antiphon bench --memory --runs 1 --requests 96 --plot ")
+    assert str(found[0]["command"]).startswith("antiphon bench --memory --runs 1 --requests 64 --plot ")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert left_behind(prompts) == []
 
