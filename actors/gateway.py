@@ -13,13 +13,13 @@ from antiphon.actors.columns import pack, unpack
 from antiphon.actors.door import Door, Output
 from antiphon.actors.protocol import Accepted, Cancel, Delta, Generate, Inspect, Refuse, Report, Sampling
 from antiphon.actors.requests import ClientKey, Entry, Quarantine
+from antiphon.actors.upkeep import Upkeep, UpkeepOptions
 from antiphon.runtime.actor import Actor, ActorSite
 from antiphon.runtime.errors import AskFailed, Overloaded
 from antiphon.runtime.message import CONTROL
-from antiphon.runtime.plugin import Options
 
 
-class GatewayOptions(Options, frozen=True):
+class GatewayOptions(UpkeepOptions, frozen=True):
     """Limits per tenant and for clients."""
 
     max_open: int = 1024  # requests of one tenant at once
@@ -42,6 +42,7 @@ class Gateway(Actor[GatewayOptions]):
         self.entries: dict[bytes, Entry] = {}
         self.clients: dict[ClientKey, set[bytes]] = {}
         self.quarantine = Quarantine()
+        self.upkeep = Upkeep(self, options.tenant, options, options.max_prompt)
         self.draining = False
         self.emptied = asyncio.Event()  # no request is open
         self.down: set[str] = set()  # schedulers and tokenizers whose cell died and is not back

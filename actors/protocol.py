@@ -471,6 +471,21 @@ class Inspect(Message, frozen=True):
     reply = Report
 
 
+class Encoded(Message, frozen=True):
+    """Answers Encode. ``problem`` says why there are no ids."""
+
+    ids: Column
+    problem: str = ""
+
+
+class Encode(Message, frozen=True):
+    """Ask the tokenizer for a prompt's ids; ``raw`` text skips the chat template."""
+
+    text: str
+    raw: bool
+    reply = Encoded
+
+
 class Pinned(Message, frozen=True):
     """Answers Pin: its number, and how many slots of the prefix are kept. ``problem`` says why there are none."""
 

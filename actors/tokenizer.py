@@ -16,6 +16,8 @@ from antiphon.actors.protocol import (
     Cancel,
     Delta,
     Emit,
+    Encode,
+    Encoded,
     Generate,
     Inspect,
     Refuse,
@@ -148,6 +150,18 @@ class Tokenizer(Actor[TokenizerOptions]):
         else:
             entry.encoding = True
             self.site.spawn(self._encode_later(message, entry, text), "encode")
+
+    def on_encode(self, message: Encode) -> Encoded | asyncio.Future[Encoded]:
+        """Encode for an operation, on a worker thread if the text is long."""
+        if len(message.text) <= self.options.inline_chars:
+            return self._answer(message)
+        if len(message.text) > self.options.max_chars:
+            return Encoded(b"", f"{len(message.text)} characters of text; at most {self.options.max_chars} are taken")
+        return asyncio.get_running_loop().run_in_executor(self.workers, self._answer, message)
+
+    def _answer(self, message: Encode) -> Encoded:
+        ids, problem = self._encode(message.text, message.raw)
+        return Encoded(pack(ids), problem)
 
     def on_resume(self, message: Resume) -> None:
         """Rebuild the text's state from the ids and admit."""

@@ -127,6 +127,7 @@ class Cell:
         self.post.connect(spec.name, Peer(inner, spec.epoch))
         for instance, actor in spec.plan.actors.items():
             self.post.where[instance] = actor.cell
+            self.post.kinds[instance] = actor.kind
         for name in spec.plan.cells:
             self.post.where[f"@{name}"] = name
         self._host(f"@{spec.name}", lambda site: Agent(site, self))

@@ -85,6 +85,7 @@ class Post:
         self.direct = direct
         self.local: dict[str, Runner] = {}
         self.where: dict[str, str] = {}  # instance -> cell
+        self.kinds: dict[str, str] = {}  # instance -> kind
         self.peers: dict[str, Peer] = {}
         self.degraded: tuple[str, ...] = ()  # actors of the deployment whose stand-ins run; the root says so
         self.counters = Counters(POST)

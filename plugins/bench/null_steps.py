@@ -172,8 +172,8 @@ class Bed:
         put, site = self.device._put, self.scheduler.site
         spawn = site.spawn
 
-        def put_timed(stage: Callable[[], Any], name: str, settle: Any) -> None:
-            put(lambda: self._stage(stage), name, settle)
+        def put_timed(stage: Callable[[], Any], name: str, settle: Any, **more: Any) -> None:
+            put(lambda: self._stage(stage), name, settle, **more)
 
         self.device._put = meter.around("hand_over", put_timed)
         site.spawn = lambda activity, name: spawn(meter.drive("scheduling", activity), name)

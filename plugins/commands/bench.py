@@ -1,4 +1,4 @@
-"""``antiphon bench``: speed as a caller sees it, the null step taken apart, the runtime's share of a real step.
+"""``antiphon bench``: speed as a caller sees it, the null step taken apart, the runtime's share, what paging saves.
 
 It does not know how anything is measured; plugins/bench does.
 """
@@ -23,8 +23,9 @@ TAKES = {
     "workload": {"workload", "workloads", "model", "dtype", "in_process", "address"},
     "null": {"null", "batch", "steps", "delivery"},
     "share": {"share", "batch", "steps", "workloads", "model", "dtype"},
+    "memory": {"memory", "plot", "requests"},
 }
-RUNS = {"workload": 3, "null": 3, "share": 5}
+RUNS = {"workload": 3, "null": 3, "share": 5, "memory": 1}
 EPILOG = """\
 workloads (greedy, end of sequence ignored, token ids in and out; --workloads FILE brings other prompts):
   A  one stream, 128 in, 128 out                  A ttft_ms, A decode_tok_s
@@ -38,12 +39,17 @@ workloads (greedy, end of sequence ignored, token ids in and out; --workloads FI
   us_without_front (without tokenizer, gateway and door, which stand in a process of their own by default)
 --share: runtime_share = 1 - device_ms / step_ms, decoding in steady state with the streams read in another process;
   device_ms is execute_ms and verify_ms, beside alone_ms, the same stages with no runtime around them
+--memory: requests of mixed lengths on the null backend, in paged KV memory and in as much of it with blocks as long as
+  a sequence may be: waste_pct (slots taken and not used; waste_pct_window in the window's table), at_once (sequences
+  that run while others wait), at_once_peak, at_once_ratio; means over steps, about the same on any machine
+--plot FILE: --memory, and a picture of what each block was to whom at each step (needs matplotlib: antiphon[plot])
 
 examples:
   antiphon bench --workload ABCDE --runs 3 --json
   antiphon bench --workload A --model model.gguf --dtype float32 --in-process
   antiphon bench --null --batch 32 --delivery direct
   antiphon bench --share --batch 1,32
+  antiphon bench --memory --plot blocks.png
 Measure alone: another busy program on the machine changes every figure. Progress goes to standard error.
 Exit codes: 0 measured, 1 nothing could be measured, 2 a mistake in the command line, the config or the prompts' file.
 """
@@ -53,7 +59,7 @@ class Bench(Command):
     """Measure."""
 
     name = "bench"
-    help = "measure speed: workloads A-E, the null backend's step, or the runtime's share of a real step"
+    help = "measure: workloads A-E, the null backend's step, the runtime's share of a real one, or memory"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Modes and their arguments."""
@@ -63,8 +69,9 @@ class Bench(Command):
         mode.add_argument("--workload", type=_letters, metavar="ABCDE", help="workloads to run (default: all five)")
         mode.add_argument("--null", action="store_true", default=None, help="the null backend's step, taken apart")
         mode.add_argument("--share", action="store_true", default=None, help="the runtime's share of a real step")
+        mode.add_argument("--memory", action="store_true", default=None, help="what paging KV memory saves")
         parser.add_argument("--runs", type=_count, metavar="N", help="times each figure is measured (default: 3; "
-                            "--share: 5)")
+                            "--share: 5, --memory: 1)")
         parser.add_argument("--json", action="store_true", help="print one JSON object a line for each metric: "
                             "metric, median, min, max, n, and the command that made it")
         parser.add_argument("--config", default="standard", metavar="CONFIG", help="deployment to start: a TOML file "
@@ -88,12 +95,17 @@ class Bench(Command):
         parser.add_argument_group("--null").add_argument(
             "--delivery", type=_deliveries, metavar="zmq,direct", help="how messages go (default: both)")
 
+        memory = parser.add_argument_group("--memory")
+        memory.add_argument("--requests", type=_count, metavar="N", help="asked at once (default: 96)")
+        memory.add_argument("--plot", type=Path, metavar="FILE", help="draw the block map, as .png or .svg")
+
     def run(self, args: argparse.Namespace) -> int:
         """Measure and print; 1 if nothing could be measured, 2 for a mistake of the command line."""
         from antiphon.plugins.bench.figures import BenchError
         from antiphon.plugins.doors.errors import AntiphonError
 
-        mode = "null" if args.null else "share" if args.share else "workload"
+        args.memory = args.memory or (args.plot is not None and not (args.null or args.share or args.workload)) or None
+        mode = next((m for m in ("null", "share", "memory") if getattr(args, m)), "workload")
         if problem := _unused(args, mode):
             print(f"antiphon bench: {problem}", file=sys.stderr)
             return 2
@@ -105,7 +117,7 @@ class Bench(Command):
                 labels["door"] = "in-process" if args.in_process else "zmq"
                 figures = _workload(args)
             else:
-                figures = _null(args) if mode == "null" else _share(args)
+                figures = {"null": _null, "share": _share, "memory": _memory}[mode](args)
         except (AntiphonError, BenchError) as cause:
             print(f"antiphon bench: {cause}", file=sys.stderr)
             return getattr(cause, "code", 1)
@@ -158,6 +170,20 @@ def _share(args: argparse.Namespace) -> "Figures":
                       args.steps or 200, args.runs), _say)
 
 
+def _memory(args: argparse.Namespace) -> "Figures":
+    from antiphon.plugins.bench import blockmap
+    from antiphon.plugins.bench.memory import Work, memory
+
+    if args.plot is not None:
+        blockmap.ready(args.plot)
+    figures, block_map = memory(Work(args.config, args.overrides, args.requests or 96, args.runs), _say,
+                                mapped=args.plot is not None)
+    if block_map is not None:
+        blockmap.draw(block_map, args.plot)
+        _say(f"the block map is in {args.plot}")
+    return figures
+
+
 def _settings(args: argparse.Namespace) -> list[str]:
     """Overrides of the config; strings are quoted as TOML quotes them."""
     named = {"model.path": args.model, "model.dtype": args.dtype}
@@ -181,7 +207,7 @@ def _command(args: argparse.Namespace, mode: str) -> str:
     parts += ["--runs", str(args.runs)]
     for name in ("batch", "delivery"):
         parts += [f"--{name}", ",".join(map(str, getattr(args, name)))] if getattr(args, name) else []
-    for name in ("steps", "workloads", "model", "dtype", "address"):
+    for name in ("steps", "workloads", "model", "dtype", "address", "requests", "plot"):
         parts += [f"--{name}", str(getattr(args, name))] if getattr(args, name) else []
     parts += ["--config", args.config] if args.config != "standard" else []
     for setting in args.overrides:

@@ -15,6 +15,7 @@ class Command:
 
     name: ClassVar[str] = ""
     help: ClassVar[str] = ""  # one line, no full stop
+    intermixed: ClassVar[bool] = False  # options may stand between the positional arguments
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Declare arguments."""

@@ -34,6 +34,13 @@ class Completion(msgspec.Struct, frozen=True):
     decode_tok_s: float
 
 
+class Pin(msgspec.Struct, frozen=True):
+    """A prefix that is kept: its number for ``unpin``, and how many of the prompt's tokens are kept."""
+
+    number: int
+    slots: int
+
+
 class Open:
     """A request as the client remembers it: enough to resume it at another incarnation of the server."""
 

@@ -8,18 +8,20 @@ import contextlib
 import secrets
 import struct
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any, Self
 
 import msgspec
 import zmq
 
 from antiphon.plugins.doors import wire
-from antiphon.plugins.doors.answers import Completion, Delta, Open
+from antiphon.plugins.doors.answers import Completion, Delta, Open, Pin
+from antiphon.plugins.doors.asking import Prompt, generation, pinning
 from antiphon.plugins.doors.errors import AntiphonError, Disconnected, ProtocolMismatch, Refused, Timeout
 
 DEFAULT = "tcp://127.0.0.1:5777"
 BURST = 512  # frames handled before the loop gets a turn
+ANSWER = 20.0  # seconds for what is no request; the server asks its parts with shorter deadlines
 AGAIN = 0.5  # seconds before what may have been lost is sent again
 
 
@@ -35,8 +37,9 @@ class AsyncClient:
         self.timeout = timeout
         self.patience = patience
         self._open: dict[bytes, Open] = {}
-        self._queries: dict[bytes, tuple[wire.Query, asyncio.Future[dict[str, Any]]]] = {}
+        self._queries: dict[bytes, tuple[wire.Asked, asyncio.Future[dict[str, Any]]]] = {}
         self._epoch: int | None = None
+        self._minor = 0  # version of the server's door
         self._owed = 0  # Deltas frames not yet granted back
         self._frames = 0  # since Welcome, Pongs left out
         self._greeted = 0.0  # monotonic second of a Hello that waits for its Welcome; 0: none does
@@ -99,11 +102,11 @@ class AsyncClient:
         self._loop.remove_reader(self._socket.fileno())
         self._context.destroy(linger=500)
 
-    async def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+    async def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """The whole answer to ``prompt``, a user message or token ids; options as in ``stream``."""
-        return await self._whole(self._request(prompt, options))
+        return await self._whole(Open(generation(prompt, options)))
 
-    async def samples(self, prompt: str | Sequence[int], n: int, **options: Any) -> list[Completion]:
+    async def samples(self, prompt: Prompt, n: int, **options: Any) -> list[Completion]:
         """``n`` answers to one prompt that share what was computed for it; options as in ``stream``.
 
         Sample i of a seed is the same whatever ``n`` is, and sample 0 is what ``generate`` gives.
@@ -111,8 +114,8 @@ class AsyncClient:
         if n < 1:
             raise Refused("invalid", f"n is {n}; it must be at least 1")
         options.setdefault("seed", secrets.randbits(63))
-        first = self._request(prompt, {**options, "sample": 0})
-        more = [self._request(prompt, {**options, "sample": i, "like": first.message.id}) for i in range(1, n)]
+        first = Open(generation(prompt, {**options, "sample": 0}))
+        more = [Open(generation(prompt, {**options, "sample": i, "like": first.message.id})) for i in range(1, n)]
         tasks = [asyncio.ensure_future(self._whole(request)) for request in (first, *more)]
         try:
             return await asyncio.gather(*tasks)
@@ -132,14 +135,14 @@ class AsyncClient:
             (len(request.ids) - 1) / seconds if seconds > 0 and len(request.ids) > 1 else 0.0,
         )
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Delta, None]:
+    def stream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Delta, None]:
         """Deltas as they come; leaving the loop cancels on the server.
 
         Options: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop_ids, ignore_eos, raw (text without
         the chat template), priority (-100..100, higher is served first), cache (false: keep out of the prefix cache).
         Raises Refused, Timeout, Disconnected.
         """
-        return self._follow(self._request(prompt, options))
+        return self._follow(Open(generation(prompt, options)))
 
     def cancel(self, request: bytes) -> None:
         """Cancel by id; idempotent. A stream is cancelled by leaving its loop."""
@@ -147,11 +150,11 @@ class AsyncClient:
 
     async def stats(self) -> dict[str, Any]:
         """Facts of every actor of the deployment."""
-        return await self._query("stats")
+        return await self._query(wire.Query(secrets.token_bytes(8), "stats"))
 
     async def health(self) -> dict[str, Any]:
         """``{"ready": bool, ...}``."""
-        return await self._query("health")
+        return await self._query(wire.Query(secrets.token_bytes(8), "health"))
 
     async def wait_ready(self, timeout: float = 300.0) -> None:
         """Wait until the server can serve. Raises Timeout."""
@@ -161,34 +164,36 @@ class AsyncClient:
                 raise Timeout(f"the server was not ready within {timeout:g} s")
             await asyncio.sleep(0.05)
 
-    # ---- requests
+    async def cache(self, top: int = 10) -> dict[str, Any]:
+        """What is in the server's KV memory, as plain data, with the ``top`` prefixes by hits.
 
-    def _request(self, prompt: str | Sequence[int], options: dict[str, Any]) -> Open:
-        if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as cause:
-                raise Refused("invalid", f"the prompt is no valid Unicode text: {cause}") from None
-            given: dict[str, Any] = {"text": prompt}
-        else:
-            try:
-                given = {"ids": wire.pack(prompt)}
-            except (struct.error, TypeError, OverflowError) as cause:
-                raise Refused("invalid", f"token ids must be a sequence of 32-bit integers: {cause}") from None
-        if "stop_ids" in options:
-            options["stop_ids"] = tuple(options["stop_ids"])
-        unknown = options.keys() - set(wire.Generate.__struct_fields__) | options.keys() & {"id", "text", "ids"}
-        if unknown:
-            known = [f for f in wire.Generate.__struct_fields__ if f not in ("id", "text", "ids")]
-            raise TypeError(f"unknown option {', '.join(sorted(unknown))}; options are {', '.join(known)}")
-        try:
-            made = msgspec.convert({"id": secrets.token_bytes(16), **given, **options}, wire.Generate)
-        except msgspec.ValidationError as cause:
-            raise Refused("invalid", str(cause)) from None
-        seed = made.seed
-        if seed is not None and not 0 <= seed < 1 << 64:
-            raise Refused("invalid", f"seed is {seed}; it must lie in 0..2**64 - 1")
-        return Open(made)
+        ``{"allocators": {NAME: {"block_size", "pools", "counters", "prefixes", "pins"}}, "pagers": {NAME: facts}}``;
+        a pool counts blocks ("total", "free", "active", "cached", "transfer", "quarantined") and the slots of active
+        ones that hold nothing ("waste"). docs/counters.md explains the counters. Raises Refused, Timeout, Disconnected,
+        ProtocolMismatch: the server is older than that.
+        """
+        return await self._query(wire.Survey(secrets.token_bytes(8), top))
+
+    async def pin(self, prompt: Prompt, *, seconds: float = 3600.0, raw: bool = False) -> Pin:
+        """Keep what is cached of a prompt on the device for some time, whatever else wants its place.
+
+        The prompt is a user message or token ids, as in ``generate``; whole blocks of what some request has computed
+        are kept. Pinned once more, it is kept for ``seconds`` from now. Raises Refused ("unavailable": nothing of it is
+        cached, or the server keeps no prefixes; "overloaded": too many pins) and what ``cache`` raises.
+        """
+        facts = await self._query(pinning(prompt, seconds, raw))
+        return Pin(facts["pin"], facts["slots"])
+
+    async def unpin(self, pin: int | Pin) -> bool:
+        """Let a pin go; false: there was no such pin any more. Raises what ``cache`` raises."""
+        number = pin.number if isinstance(pin, Pin) else pin
+        return bool((await self._query(wire.Unpin(secrets.token_bytes(8), number)))["found"])
+
+    async def flush(self) -> int:
+        """Have all cached blocks that nobody holds forgotten; how many there were. Raises what ``cache`` raises."""
+        return int((await self._query(wire.Flush(secrets.token_bytes(8))))["blocks"])
+
+    # ---- requests
 
     async def _follow(self, request: Open) -> AsyncGenerator[Delta, None]:
         if not self._started:
@@ -219,21 +224,22 @@ class AsyncClient:
         except TimeoutError:
             raise Timeout(f"no news of the request for {self.timeout:g} s") from None
 
-    async def _query(self, what: str) -> dict[str, Any]:
+    async def _query(self, query: wire.Asked) -> dict[str, Any]:
         if not self._started:
             await self.connect()
-        key = secrets.token_bytes(8)
-        query = wire.Query(key, what)
+        what = query.what if isinstance(query, wire.Query) else type(query).__name__.lower()
+        if self._minor < 1 and not isinstance(query, wire.Query):
+            raise ProtocolMismatch(f"the server speaks door version {wire.MAJOR}.{self._minor}; {what} needs 1.1")
         future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._queries[key] = query, future
+        self._queries[query.id] = query, future
         self._send(query)
         try:
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(ANSWER):
                 return await future
         except TimeoutError:
-            raise Timeout(f"the server did not answer {what} within 10 s") from None
+            raise Timeout(f"the server did not answer {what} within {ANSWER:g} s") from None
         finally:
-            del self._queries[key]
+            del self._queries[query.id]
 
     # ---- the connection
 
@@ -328,7 +334,7 @@ class AsyncClient:
             self._end_all(mismatch)
             return
         # The server counts anew and has granted itself a full window.
-        self._epoch, self._owed, self._frames, self._greeted = message.epoch, 0, 0, 0.0
+        self._epoch, self._minor, self._owed, self._frames, self._greeted = message.epoch, message.minor, 0, 0, 0.0
         for request in self._open.values():
             self._send(request.again())
         for query, _ in self._queries.values():

@@ -6,9 +6,11 @@ It does not know the wire.
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any, Self, TypeVar
 
+from antiphon.plugins.doors.answers import Pin
+from antiphon.plugins.doors.asking import Prompt
 from antiphon.plugins.doors.client import DEFAULT, AsyncClient, Completion, Delta
 from antiphon.plugins.doors.errors import Disconnected
 
@@ -38,15 +40,15 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+    def generate(self, prompt: Prompt, **options: Any) -> Completion:
         """The whole answer; see AsyncClient.generate."""
         return self._run(self._client.generate(prompt, **options))
 
-    def samples(self, prompt: str | Sequence[int], n: int, **options: Any) -> list[Completion]:
+    def samples(self, prompt: Prompt, n: int, **options: Any) -> list[Completion]:
         """``n`` answers to one prompt; see AsyncClient.samples."""
         return self._run(self._client.samples(prompt, n, **options))
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Delta]:
         """Deltas as they come; leaving the loop cancels. See AsyncClient.stream."""
         deltas = self._client.stream(prompt, **options)
         try:
@@ -70,6 +72,22 @@ class Client:
     def health(self) -> dict[str, Any]:
         """``{"ready": bool, ...}``."""
         return self._run(self._client.health())
+
+    def cache(self, top: int = 10) -> dict[str, Any]:
+        """What is in KV memory; see AsyncClient.cache."""
+        return self._run(self._client.cache(top))
+
+    def pin(self, prompt: Prompt, *, seconds: float = 3600.0, raw: bool = False) -> Pin:
+        """Keep what is cached of a prompt for some time; see AsyncClient.pin."""
+        return self._run(self._client.pin(prompt, seconds=seconds, raw=raw))
+
+    def unpin(self, pin: int | Pin) -> bool:
+        """Let a pin go; see AsyncClient.unpin."""
+        return self._run(self._client.unpin(pin))
+
+    def flush(self) -> int:
+        """Have cached blocks forgotten; see AsyncClient.flush."""
+        return self._run(self._client.flush())
 
     def wait_ready(self, timeout: float = 300.0) -> None:
         """Wait until the server can serve."""

@@ -79,6 +79,36 @@ class Query(Wire, frozen=True):
     what: str
 
 
+class Survey(Wire, frozen=True):
+    """client -> server, since 1.1: what is in KV memory, with the ``top`` prefixes by hits?"""
+
+    id: bytes
+    top: int = 10
+
+
+class Flush(Wire, frozen=True):
+    """client -> server, since 1.1: forget all cached KV blocks that nobody holds."""
+
+    id: bytes
+
+
+class Pin(Wire, frozen=True):
+    """client -> server, since 1.1: keep what is cached of a prompt. Exactly one of ``text`` and ``ids``."""
+
+    id: bytes
+    text: str | None = None
+    ids: bytes | None = None
+    raw: bool = False
+    seconds: float = 3600.0
+
+
+class Unpin(Wire, frozen=True):
+    """client -> server, since 1.1: let a pin go."""
+
+    id: bytes
+    pin: int
+
+
 class Welcome(Wire, frozen=True):
     """server -> client, answers Hello: credit and counts begin anew. ``epoch`` changes when the door restarts."""
 
@@ -134,13 +164,14 @@ class Pong(Wire, frozen=True):
 
 
 class Answer(Wire, frozen=True):
-    """server -> client, answers Query."""
+    """server -> client, answers Query, Survey, Flush, Pin and Unpin."""
 
     id: bytes
     facts: dict[str, object]
 
 
-FromClient = Hello | Generate | Resume | Cancel | Grant | Ping | Query
+Asked = Query | Survey | Flush | Pin | Unpin  # what is answered by Answer or Refused
+FromClient = Hello | Generate | Resume | Cancel | Grant | Ping | Asked
 FromServer = Welcome | Accepted | Deltas | Refused | Pong | Answer
 
 encode = msgspec.msgpack.Encoder().encode

@@ -16,6 +16,7 @@ import zmq
 
 from antiphon.actors.gateway import Door, Gateway, Output
 from antiphon.actors.protocol import Sampling
+from antiphon.actors.upkeep import Denied
 from antiphon.plugins.doors import wire
 from antiphon.runtime.counters import Counters
 from antiphon.runtime.plugin import Options, Site
@@ -23,6 +24,7 @@ from antiphon.runtime.plugin import Options, Site
 BURST = 256  # frames handled before the loop gets a turn
 MAX_CLIENTS = 4096
 MAX_GRANT = 1 << 20
+MAX_QUERIES = 256  # that are being answered
 # Frames waiting for one client. Output is bounded by credit; the rest (Accepted, Refused, Pong) are small answers to
 # the client's own frames, and a burst of requests must not lose any of them.
 HIGH_WATER = 16384
@@ -172,7 +174,9 @@ class ZmqDoor(Door[ZmqOptions]):
             case wire.Hello():
                 self._send(client, wire.Welcome(self.epoch, wire.MAJOR, wire.MINOR, "antiphon"))
                 known.greet()
-            case wire.Query():
+            case _ if len(self._queries) >= MAX_QUERIES:
+                self._send(client, wire.Refused(message.id, "overloaded", f"{MAX_QUERIES} queries are open", 1.0))
+            case _:
                 task = self._loop.create_task(self._answer(client, message), name="query")
                 self._queries.add(task)
                 task.add_done_callback(self._queries.discard)
@@ -181,16 +185,29 @@ class ZmqDoor(Door[ZmqOptions]):
         self.gate.generate(client, message.id, message.text, message.ids, message.raw, _sampling(message), message.seed,
                            message.sample, message.like)
 
-    async def _answer(self, client: bytes, query: wire.Query) -> None:
-        facts: dict[str, Any]
-        if query.what == "health":
-            facts = {"ready": self.gate.ready(), "down": sorted(self.gate.down), "draining": self.gate.draining}
-        elif query.what == "stats":
-            facts = {**await self.gate.stats(), "door": dict(self.counters)}
-        else:
-            self._send(client, wire.Refused(query.id, "invalid", f"unknown query {query.what[:40]!r}"))
-            return
-        self._send(client, wire.Answer(query.id, facts))
+    async def _answer(self, client: bytes, asked: wire.Asked) -> None:
+        try:
+            self._send(client, wire.Answer(asked.id, await self._facts(asked)))
+        except Denied as cause:
+            self._send(client, wire.Refused(asked.id, *cause.args))
+
+    async def _facts(self, asked: wire.Asked) -> dict[str, Any]:
+        upkeep = self.gate.upkeep
+        match asked:
+            case wire.Query(what="health"):
+                return {"ready": self.gate.ready(), "down": sorted(self.gate.down), "draining": self.gate.draining}
+            case wire.Query(what="stats"):
+                return {**await self.gate.stats(), "door": dict(self.counters)}
+            case wire.Query():
+                raise Denied("invalid", f"unknown query {asked.what[:40]!r}")
+            case wire.Survey():
+                return await upkeep.survey(asked.top)
+            case wire.Flush():
+                return await upkeep.flush()
+            case wire.Pin():
+                return await upkeep.pin(asked.text, asked.ids, asked.raw, asked.seconds)
+            case wire.Unpin():
+                return await upkeep.unpin(asked.pin)
 
     # ---- sending
 

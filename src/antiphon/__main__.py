@@ -69,7 +69,8 @@ def _command(point: EntryPoint, arguments: list[str]) -> int:
         command = resource("command", point.name)()
         parser = argparse.ArgumentParser(prog=f"antiphon {point.name}", description=_sentence(command.help))
         command.configure(parser)
-        return int(command.run(parser.parse_args(arguments)))
+        parse = parser.parse_intermixed_args if command.intermixed else parser.parse_args
+        return int(command.run(parse(arguments)))
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except ConfigError as error:

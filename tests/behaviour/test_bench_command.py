@@ -139,6 +139,29 @@ def test_the_share_of_the_runtime_and_the_stages_alone(prompts: Path, capfd: pyt
     assert left_behind(prompts) == []
 
 
+def test_paged_memory_is_used_and_holds_more_sequences(prompts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    picture = prompts.with_name("map.png")
+    assert main(["bench", "--requests", "64", "--plot", str(picture), "--json"]) == 0
+    found = rows(capfd)
+    names = ["waste_pct", "waste_pct_window", "at_once", "at_once_peak", "at_once_ratio"]
+    assert [row["metric"] for row in found] == [
+        f"memory {kind} {name}" for kind in ("paged", "whole") for name in names]
+    values = {str(row["metric"]): float(row["median"]) for row in found}  # type: ignore[arg-type]
+    assert 0 < values["memory paged waste_pct"] < 4 < values["memory whole waste_pct"]
+    assert values["memory whole at_once_peak"] == 8
+    assert values["memory paged at_once_ratio"] > 2
+    assert str(found[0]["command"]).startswith("antiphon bench --memory --runs 1 --requests 64 --plot ")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert left_behind(prompts) == []
+
+
+def test_unlike_amounts_of_memory_are_not_compared(prompts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    blocks = ["--set", "actors.allocator.options.blocks=300"]
+    assert main(["bench", "--memory", "--requests", "4", *blocks]) == 2
+    assert "set actors.allocator.options.memory, not blocks" in capfd.readouterr().err
+    assert left_behind(prompts) == []
+
+
 @pytest.mark.bench
 def test_a_null_step_of_32_streams_costs_less_than_300_microseconds_under_direct_delivery() -> None:
     """Alone on the machine: ``pytest -m bench tests/behaviour/test_bench_command.py``."""

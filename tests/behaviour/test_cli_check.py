@@ -143,7 +143,7 @@ def test_help_names_every_command_and_what_it_does(capsys: pytest.CaptureFixture
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert "  check     explain every mistake in a deployment's config" in out
-    for name in ("bench", "generate", "graph", "models", "plugins", "serve"):
+    for name in ("bench", "cache", "generate", "graph", "models", "plugins", "serve"):
         assert f"\n  {name}" in out
     assert main(["check", "--help"]) == 0
     assert "--set A.B.C=VALUE" in capsys.readouterr().out

@@ -279,6 +279,10 @@ def test_prompts_of_the_share_are_repeated_for_larger_batches() -> None:
     (["--share", "--address", "ipc:///x"], "--address does not go with --share"),
     (["--address", "ipc:///x", "--dtype", "float32"], "--address measures a server that runs already"),
     (["--null", "--share"], "not allowed with argument"),
+    (["--null", "--plot", "x.png"], "--plot does not go with --null"),
+    (["--memory", "--batch", "1"], "--batch does not go with --memory"),
+    (["--requests", "1"], "--requests does not go with --workload"),
+    (["--plot", "x.gif"], "write a file name that ends in .png or .svg"),
     (["--in-process", "--address", "ipc:///x"], "not allowed with argument"),
     (["--workload", "AXE"], "write each workload once, of ABCDE"),
     (["--workload", "AA"], "write each workload once"),
@@ -298,5 +302,6 @@ def test_help_names_every_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     out = capsys.readouterr().out
     assert [m for m in ("A ttft_ms", "A decode_tok_s", "B prefill_tok_s", "C wall_s", "C out_tok_s",
-                        "D wall_s cold-prefix", "D wall_s warm-prefix", "E tok_s", "us_hollow", "runtime_share")
+                        "D wall_s cold-prefix", "D wall_s warm-prefix", "E tok_s", "us_hollow", "runtime_share",
+                        "waste_pct", "at_once_ratio")
             if m not in out] == []
