@@ -25,6 +25,8 @@ class Feature(StrEnum):
     CRASH_REPLAY = "crash-replay"
     PLACEMENT = "placement"  # actors in processes of their own
     DIRECT = "direct-delivery"
+    PREFIX_CACHE = "prefix-cache"
+    TIERS = "tiers"  # KV blocks in RAM, on disk, in Redis
 
 
 # Pairs that the graph check refuses, with a part of its message.

@@ -6,9 +6,12 @@ It does not know what keeps the memory; each test compares the tokens with those
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tests.harness import until
 
 from antiphon.plugins.doors.client import AsyncClient, Completion
+from antiphon.plugins.doors.sync import Client
 
 
 class Work(NamedTuple):
@@ -29,6 +32,12 @@ class Results(NamedTuple):
     first: list[list[int]]
     second: list[list[int]]
     samples: list[list[int]]
+
+
+def settled(client: Client) -> dict[str, Any]:
+    """Facts of every actor once nobody holds a block, writes to tiers included."""
+    until(lambda: client.stats()["allocator"]["holds"] == 0, 20, "every hold has ended")
+    return client.stats()
 
 
 def prompts(work: Work) -> list[list[int]]:

@@ -203,6 +203,7 @@ class Tiered(Pager[TieredOptions]):
         offered: dict[int, list[Item]] = {}
         room: dict[int, int] = {}
         await done
+        _hand_over(saves, done)  # the callback that does it as well may not have had its turn
         for table, of in saves.items():
             for save in of:
                 items: list[Item] = [(key, pending.payload) for key, pending in save.records.items()]
@@ -324,7 +325,8 @@ def _hand_over(saves: dict[int, list[_Save]], done: "asyncio.Future[list[list[U8
         rows = [np.ascontiguousarray(group) for group in groups]
         for i, save in enumerate(of):
             for pending, row in zip(save.records.values(), rows, strict=True):
-                pending.payload = row[i]
+                if pending.payload is None:
+                    pending.payload = row[i]
 
 
 def _some(blocks: Blocks, which: Sequence[int]) -> Blocks:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.checkpoints import tiny_llama
 from tests.harness import NULL
-from tests.talk import Results, Work, run
+from tests.talk import Results, Work, run, settled
 from tests.tiers import RedisServer
 
 from antiphon.plugins.doors.llm import LLM
@@ -67,6 +67,7 @@ def tiers(kind: str, place: Path, request: pytest.FixtureRequest) -> Settings:
     return ("actors.pager.plugin='tiered'", f"actors.pager.options.tiers=[{use}]")
 
 
+@pytest.mark.feature("prefix-cache", "tiers", "sampling", "chunked-prefill", "preemption", "one-ahead", "windows")
 @pytest.mark.parametrize("backend", ["null", "torch"])
 @pytest.mark.parametrize(("cache", "tier", "chunk", "preemption"), ALL, ids=["-".join(map(str, c)) for c in ALL])
 def test_the_tokens_are_those_of_a_plain_run(
@@ -81,8 +82,9 @@ def test_the_tokens_are_those_of_a_plain_run(
     ]
     with LLM(settings=settings) as llm:
         assert asyncio.run(run(llm.address, WORK)) == plain(backend)
-        stats = llm.stats()
+        stats = settled(llm)
     found = stats["allocator"]
-    assert (found["faults"], found["holds"]) == ([], 0)
+    assert found["faults"] == []
+    assert found["hit_slots"] > 0
     assert stats["scheduler"]["preempted"] > 0
     assert stats["scheduler"]["waiting"] == stats["scheduler"]["running"] == 0
