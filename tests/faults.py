@@ -92,8 +92,8 @@ class FreedTooEarly:
 
         def commit(message: Commit) -> None:
             on_commit(message)
-            holds = sorted(allocator.ledger.holds, key=lambda key: -len(allocator.ledger.holds[key].blocks[0]))
-            if not self.audit and len(holds) > 1 and allocator.lengths[holds[0]] > 32:
+            holds = sorted(allocator.contexts, key=lambda key: -len(allocator.ledger.holds[key].blocks[0]))
+            if not self.audit and len(holds) > 1 and allocator.progress.length(holds[0]) > 32:
                 self._wound(allocator, *holds[:2])
 
         cell.runners["allocator"]._handlers[Commit] = commit
@@ -104,7 +104,7 @@ class FreedTooEarly:
         ledger.references[0][block] = 0
         ledger.free[0].append(block)
         for table, index, taken in ledger.take(other, len(ledger.holds[other].blocks[0]) + 1):
-            allocator.changes += (other, table, index, taken)
+            allocator.prefixes.change(other, table, index, taken)
         assert ledger.holds[other].blocks[0][-1] == block
         self.audit = ledger.audit().faults
         ledger.references[0][block] += self.blind
