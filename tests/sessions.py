@@ -12,13 +12,13 @@ from tests.callers import Ask, assert_owed, at_once, owed
 from tests.harness import Server, until
 
 SIZE = 8  # tokens of a block
-# A tier that failed is opened again soon; what it holds is brought whatever that costs.
-QUICK = ("actors.pager.options.retry='50ms'", "actors.pager.options.longest='200ms'",
-         "actors.allocator.options.bring='always'")
+# A tier that failed is opened again soon; what it holds is found and brought whatever that costs.
+QUICK = ("actors.pager.options.retry='50ms'", "actors.pager.options.longest='200ms'", "actors.pager.options.look='5s'",
+         "actors.allocator.options.find_deadline='10s'", "actors.allocator.options.bring='always'")
 
 
 def kept(home: Path, tier: str, *, cache: str = "hash", blocks: int = 4096) -> tuple[str, ...]:
-    """Settings of a server that keeps its KV in a tier (a TOML table); servers with the same ``home`` share a secret."""
+    """Settings of a server that keeps its KV in a tier (a TOML table); those with the same ``home`` share a secret."""
     return (f"actors.allocator.plugin={cache!r}", f"actors.allocator.options.block_size={SIZE}",
             f"actors.allocator.options.blocks={blocks}", f"actors.allocator.options.secret={str(home / 'secret')!r}",
             "actors.pager.plugin='tiered'", f"actors.pager.options.tiers=[{tier}]", *QUICK)

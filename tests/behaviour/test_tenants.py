@@ -56,20 +56,3 @@ def test_tenants_share_nothing_but_a_tenant_finds_its_own_again(tmp_path: Path, 
         assert device == 0
         assert stats(server)["beside"]["finished"] == 1
 
-
-def test_a_tenant_that_never_was_here_finds_nothing_after_a_restart(tmp_path: Path) -> None:
-    config = tmp_path / "two-doors.toml"
-    config.write_text(DOORS.format(home=tmp_path))
-    settings = kept(tmp_path, f"{{plugin='disk', path={str(tmp_path / 'kv')!r}, size='64MiB'}}")
-    turns = opening(4, seed=2)
-    with Server(tmp_path, *settings, config=str(config)) as server:
-        assert_owed(turns, at_once(f"ipc://{tmp_path}/door", turns))
-        written(server)
-        kill_all(server)
-    with Server(tmp_path, *settings, config=str(config)) as server:
-        for ask in turns:  # one by one: they share their beginning with each other, which is theirs
-            assert_owed([ask], at_once(f"ipc://{tmp_path}/beside", [ask]))
-        own, tiers = hits(server)
-        assert tiers == 0
-        common = 90 // 3 // 8 * 8
-        assert own <= (len(turns) - 1) * common
