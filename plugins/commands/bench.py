@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from antiphon.plugins.bench.figures import Figures
 
 LETTERS = "ABCDE"
+SWEEP = [10, 30, 100, 300, 1000]  # MB/s
 # What each mode takes beside --json, --runs, --config and --set; anything else given with it is an error.
 TAKES = {
     "workload": {"workload", "workloads", "model", "dtype", "in_process", "address"},
     "null": {"null", "batch", "steps", "delivery"},
     "share": {"share", "batch", "steps", "workloads", "model", "dtype"},
+    "sessions": {"sessions", "conversations", "tokens", "sweep", "model", "dtype"},
 }
 RUNS = {"workload": 3, "null": 3, "share": 5}
 EPILOG = """\
@@ -38,12 +40,17 @@ workloads (greedy, end of sequence ignored, token ids in and out; --workloads FI
   us_without_front (without tokenizer, gateway and door, which stand in a process of their own by default)
 --share: runtime_share = 1 - device_ms / step_ms, decoding in steady state with the streams read in another process;
   device_ms is execute_ms and verify_ms, beside alone_ms, the same stages with no runtime around them
+--sessions: conversations that want four times the device's KV pool come back: ttft_ms of their second turns without
+  tiers (recompute), with RAM and with a disk (as warm as the system keeps its files), as speedup; then RAM behind lines
+  of --sweep MB/s, with loading forced, recomputing forced and chosen (auto): break_even_MB_s by time, switch_MB_s by
+  choice; brought is the share of second turns' tokens that came from the tier
 
 examples:
   antiphon bench --workload ABCDE --runs 3 --json
   antiphon bench --workload A --model model.gguf --dtype float32 --in-process
   antiphon bench --null --batch 32 --delivery direct
   antiphon bench --share --batch 1,32
+  antiphon bench --sessions --runs 1 --conversations 16 --tokens 512
 Measure alone: another busy program on the machine changes every figure. Progress goes to standard error.
 Exit codes: 0 measured, 1 nothing could be measured, 2 a mistake in the command line, the config or the prompts' file.
 """
@@ -63,6 +70,7 @@ class Bench(Command):
         mode.add_argument("--workload", type=_letters, metavar="ABCDE", help="workloads to run (default: all five)")
         mode.add_argument("--null", action="store_true", default=None, help="the null backend's step, taken apart")
         mode.add_argument("--share", action="store_true", default=None, help="the runtime's share of a real step")
+        mode.add_argument("--sessions", action="store_true", default=None, help="second turns whose KV was paged out")
         parser.add_argument("--runs", type=_count, metavar="N", help="times each figure is measured (default: 3; "
                             "--share: 5)")
         parser.add_argument("--json", action="store_true", help="print one JSON object a line for each metric: "
@@ -77,6 +85,10 @@ class Bench(Command):
         model.add_argument("--model", help="catalogue name, HF directory or .gguf file (default: the config's)")
         model.add_argument("--dtype", choices=["auto", "float32", "bfloat16"],
                            help="of the computation (default: the config's; --share: bfloat16)")
+        talk = parser.add_argument_group("--sessions")
+        talk.add_argument("--conversations", type=_count, metavar="N", help="a multiple of 4 (default: 16)")
+        talk.add_argument("--tokens", type=_count, metavar="N", help="of a first turn's prompt (default: 512)")
+        talk.add_argument("--sweep", type=_counts, metavar="MB/s,...", help="rising (default: 10,30,100,300,1000)")
         door = parser.add_argument_group("--workload").add_mutually_exclusive_group()
         door.add_argument("--in-process", action="store_true", default=None,
                           help="measure with LLM in this process instead of a deployment in processes of its own")
@@ -94,16 +106,19 @@ class Bench(Command):
         from antiphon.plugins.doors.errors import AntiphonError
 
         mode = "null" if args.null else "share" if args.share else "workload"
+        mode = "sessions" if args.sessions else mode
         if problem := _unused(args, mode):
             print(f"antiphon bench: {problem}", file=sys.stderr)
             return 2
-        args.runs = args.runs or RUNS[mode]
+        args.runs = args.runs or RUNS.get(mode, 1)
         args.dtype = args.dtype or ("bfloat16" if mode == "share" else None)
         labels = {"command": _command(args, mode)}
         try:
             if mode == "workload":
                 labels["door"] = "in-process" if args.in_process else "zmq"
                 figures = _workload(args)
+            elif mode == "sessions":
+                figures = _sessions(args)
             else:
                 figures = _null(args) if mode == "null" else _share(args)
         except (AntiphonError, BenchError) as cause:
@@ -158,6 +173,14 @@ def _share(args: argparse.Namespace) -> "Figures":
                       args.steps or 200, args.runs), _say)
 
 
+def _sessions(args: argparse.Namespace) -> "Figures":
+    from antiphon.plugins.bench.sessions import Work, sessions
+
+    sweep = sorted(args.sweep) if args.sweep else SWEEP
+    return sessions(Work(args.config, _settings(args), args.conversations or 16, args.tokens or 512, sweep, args.runs),
+                    _say)
+
+
 def _settings(args: argparse.Namespace) -> list[str]:
     """Overrides of the config; strings are quoted as TOML quotes them."""
     named = {"model.path": args.model, "model.dtype": args.dtype}
@@ -179,7 +202,9 @@ def _command(args: argparse.Namespace, mode: str) -> str:
     """The command line that measures the same."""
     parts = ["antiphon", "bench", f"--{mode}", *([args.workload or LETTERS] if mode == "workload" else [])]
     parts += ["--runs", str(args.runs)]
-    for name in ("batch", "delivery"):
+    for name in ("conversations", "tokens"):
+        parts += [f"--{name}", str(getattr(args, name))] if getattr(args, name) else []
+    for name in ("batch", "delivery", "sweep"):
         parts += [f"--{name}", ",".join(map(str, getattr(args, name)))] if getattr(args, name) else []
     for name in ("steps", "workloads", "model", "dtype", "address"):
         parts += [f"--{name}", str(getattr(args, name))] if getattr(args, name) else []
