@@ -60,7 +60,8 @@ class Life:
         ask = Ask(tuple(draw.choice(self.talks)), draw.randint(1, 60), priority=draw.choice((-1, 0, 0, 0, 1)),
                   cache=draw.random() > 0.05)
         if draw.random() < 0.5:
-            ask = ask._replace(temperature=draw.choice((0.3, 1.0)), top_k=draw.choice((0, 20)), seed=draw.getrandbits(60))
+            ask = ask._replace(temperature=draw.choice((0.3, 1.0)), top_k=draw.choice((0, 20)),
+                               seed=draw.getrandbits(60))
         return ask
 
     def _go_on(self, ask: Ask) -> None:
@@ -99,7 +100,7 @@ class Watch:
             began = time.monotonic()
             try:
                 silent: dict[str, float] = self._llm.graph.call(_silences)
-            except Exception as cause:  # noqa: BLE001 - the loop does not answer, or the deployment has failed
+            except Exception as cause:  # the loop does not answer, or the deployment has failed
                 silent = {f"the loop: {cause!r}": time.monotonic() - began}
             for where, seconds in (("the loop", time.monotonic() - began), *silent.items()):
                 if seconds > self.longest:

@@ -56,6 +56,8 @@ class Sessions:
 
     def run(self) -> Figures:
         """Everything. Raises BenchError, and AntiphonError of the client."""
+        if self.work.conversations < TIMES:
+            raise BenchError(f"with fewer than {TIMES} conversations the pool could not hold one: ask for more", 2)
         none = self.measure("recompute", ())
         with tempfile.TemporaryDirectory(prefix="antiphon-sessions-") as home:
             disk = f"{{ plugin = 'disk', path = {str(Path(home) / 'kv')!r}, size = '64GiB', queue = '{QUEUE}' }}"
@@ -69,9 +71,9 @@ class Sessions:
     def measure(self, name: str, settings: Sequence[str]) -> Turns:
         """One deployment's second turns."""
         self.say(f"second turns: {name}")
-        pool = self.work.conversations * (self.work.tokens + ANSWER + OWN) // BLOCK // TIMES
+        pool = self.work.conversations * math.ceil((self.work.tokens + ANSWER + OWN + 1) / BLOCK) // TIMES
         layout = ("actors.allocator.plugin='hash'", f"actors.allocator.options.block_size={BLOCK}",
-                  f"actors.allocator.options.blocks={max(pool, 1)}")
+                  f"actors.allocator.options.blocks={pool}")
         with Deployment(self.work.config, [*self.work.settings, *layout, *settings]) as deployment:
             turns = asyncio.run(self._ask(deployment))
         for seconds in turns.seconds:
@@ -88,7 +90,8 @@ class Sessions:
         asked = brought = 0
         for run in range(self.work.runs):
             draw = random.Random(run)  # noqa: S311 - prompts that a seed repeats
-            prompts = [[draw.randrange(3, 250) for _ in range(self.work.tokens)] for _ in range(self.work.conversations)]
+            prompts = [[draw.randrange(3, 250) for _ in range(self.work.tokens)]
+                       for _ in range(self.work.conversations)]
             firsts = [(await client.generate(p, max_tokens=ANSWER, ignore_eos=True)).ids for p in prompts]
             for prompt, answer in zip(prompts, firsts, strict=True):
                 before = (await at_rest(client))["allocator"]["tier_slots"]
@@ -145,9 +148,9 @@ def tiered(tier: str, bring: str) -> tuple[str, ...]:
 
 def throttled(bandwidth: float, bring: str) -> tuple[str, ...]:
     """RAM behind a line of so many MB/s."""
-    # Sizes are whole: 17.3 MB/s is written in bytes.
+    # Sizes are whole numbers of bytes.
     inner = f"{{ plugin = 'ram', size = '{QUEUE}' }}"
-    return tiered(f"{{ plugin = 'throttled', bandwidth = '{round(bandwidth * 1e6)}/s', write = 'back', "
+    return tiered(f"{{ plugin = 'throttled', bandwidth = '{round(bandwidth * 1e6)}B/s', write = 'back', "
                   f"queue = '{QUEUE}', tier = {inner} }}", bring)
 
 
@@ -157,7 +160,7 @@ def median(turns: Turns) -> float:
 
 
 def break_even(loads: Sequence[tuple[float, float]], recompute: float) -> float | None:
-    """The bandwidth at which loading takes as long as recomputing; between two points, seconds are a line over 1/MB/s."""
+    """The bandwidth at which both take as long; seconds of loading are linear in 1 / bandwidth between two points."""
     for (slow, slow_s), (fast, fast_s) in zip(loads, loads[1:], strict=False):
         if slow_s >= recompute > fast_s:
             share = (recompute - fast_s) / (slow_s - fast_s)

@@ -86,7 +86,7 @@ class Bench(Command):
         model.add_argument("--dtype", choices=["auto", "float32", "bfloat16"],
                            help="of the computation (default: the config's; --share: bfloat16)")
         talk = parser.add_argument_group("--sessions")
-        talk.add_argument("--conversations", type=_count, metavar="N", help="a multiple of 4 (default: 16)")
+        talk.add_argument("--conversations", type=_count, metavar="N", help="at least 4 (default: 16)")
         talk.add_argument("--tokens", type=_count, metavar="N", help="of a first turn's prompt (default: 512)")
         talk.add_argument("--sweep", type=_counts, metavar="MB/s,...", help="rising (default: 10,30,100,300,1000)")
         door = parser.add_argument_group("--workload").add_mutually_exclusive_group()

@@ -46,7 +46,8 @@ def settings(cache: str, home: Path, store: RedisServer) -> tuple[str, ...]:
     disk = f"{{plugin='disk', path={str(home / 'kv')!r}, size='12MiB'}}"
     tiers = (
         "{plugin='ram', size='256KiB'}",
-        f"{{plugin='throttled', bandwidth='20MB/s', latency='1ms', corrupt=0.02, fail=0.0005, seed={SEED}, tier={disk}}}",
+        f"{{plugin='throttled', bandwidth='20MB/s', latency='1ms', corrupt=0.02, fail=0.0005, seed={SEED}, "
+        f"tier={disk}}}",
         f"{{plugin='redis', url={store.url!r}, timeout='500ms'}}")
     eviction, delivery = ("lru", "zmq") if cache == "hash" else ("cost", "direct")
     return (
