@@ -64,6 +64,7 @@ class AllocatorOptions(Options, frozen=True):
     blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     memory: str = "2GiB"
     preemption: Literal["auto", "recompute", "swap"] = "auto"  # what becomes of a preempted sequence's blocks
+    bring: Literal["auto", "always", "never"] = "auto"  # what tiers hold: auto, if that is quicker than computing it
     secret: str = ""  # file of the deployment's secret, which salts tenants' keys; empty: in Antiphon's home
     pin_share: Share = 0.5  # of a table's blocks that pins may keep together
     find_deadline: Seconds = 2.0  # how long a sequence waits for tiers to say what they hold
@@ -101,7 +102,7 @@ class Allocator(Actor[AllocatorOptions]):
         self.index = Index(self.cache, self.eviction, windows, blocks)
         self.ledger = self.index.ledger
         self.prefixes = Prefixes(self.index, options.block_size, table_bytes, options.transfer_deadline,
-                                 options.wait_deadline)
+                                 options.wait_deadline, options.bring)
         self.progress, self.transfers = self.prefixes.progress, self.prefixes.transfers
         self.pins = Pins(self.index, options.block_size, options.pin_share)
 
@@ -175,7 +176,7 @@ class Allocator(Actor[AllocatorOptions]):
         tail = context.ids[context.total // size * size * 4:]
         self.progress.open(sequence, 0, tail, context.total)
         cap = min(len(context.keys), (context.total - 1) // size)
-        if self.prefixes.tiers is not None and not context.forked and context.cached and cap > 0:
+        if self.prefixes.brings and not context.forked and context.cached and cap > 0:
             entries = self.index.entries(context.keys[:cap], context.ids, self.prefixes.block_bytes, gaps=False)
             if self.index.longest(self.index.present(entries, cap), size) < cap:
                 context.finding, context.until = True, time.monotonic() + self.options.find_deadline
@@ -213,8 +214,7 @@ class Allocator(Actor[AllocatorOptions]):
             granted.append(len(self.ledger.holds[sequence].blocks[0]) * prefixes.size if context.begun else 0)
         prefixes.end_turn()
         moves, names = self._moves()
-        changes = [number for four in prefixes.changes.values() for number in four]
-        prefixes.changes = {}
+        changes, prefixes.changes = [number for four in prefixes.changes.values() for number in four], {}
         return Reserved(pack(hits), pack(granted), pack(changes), moves, pack(short), pack(waits), names,
                         self.ledger.available())
 

@@ -1,4 +1,4 @@
-"""Contracts of the allocator's plugins: a ``cache`` finds blocks by what they hold, an ``eviction`` orders who may go.
+"""Contracts of the allocator's plugins: a ``cache`` finds blocks by what they hold, an ``eviction`` weighs them.
 
 It does not know sequences, holds or devices.
 """
@@ -65,24 +65,20 @@ class Cache(Plugin[O]):
 
 
 class Eviction(Plugin[O]):
-    """Contract of an ``eviction``: which of the blocks that nobody holds goes first.
+    """Contract of an ``eviction``: what a block that nobody holds is worth; the one worth least goes first.
 
-    In the table of the whole context only blocks that no kept one goes on from are told, so a prefix goes from its end.
+    Of equals the one that was let go first goes first. In the table of the whole context a prefix goes from its end,
+    whatever its blocks are worth.
     """
 
     kind: ClassVar[str] = "eviction"
 
-    def add(self, table: int, block: int, entry: Entry) -> None:
-        """The block may go from now on."""
+    def worth(self, table: int, entry: Entry) -> float:
+        """Asked once, when nobody holds the entry's block in this table any more."""
         raise NotImplementedError
 
-    def discard(self, table: int, block: int) -> None:
-        """The block may not go; perhaps it was never told."""
-        raise NotImplementedError
-
-    def pick(self, table: int) -> int | None:
-        """The block to give up, None if there is none. It is not to be named again."""
-        raise NotImplementedError
+    def gave_way(self, table: int, worth: float) -> None:
+        """A block worth this much was given up."""
 
 
 def shared_ids(one: bytes, other: bytes) -> int:

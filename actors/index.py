@@ -1,6 +1,6 @@
 """The index of cached blocks: which block holds which tokens in each table, and in what order idle ones give way.
 
-It does not know sequences or tiers; the ``cache`` plugin finds entries, the ``eviction`` plugin orders blocks.
+It does not know sequences or tiers; the ``cache`` plugin finds entries, the ``eviction`` plugin weighs blocks.
 """
 
 import time
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.actors.cache import NONE, AnyCache, AnyEviction, Entry, shared_ids
+from antiphon.actors.idle import Idle
 from antiphon.actors.ledger import Ledger
 
 Bools = npt.NDArray[np.bool_]
@@ -36,6 +37,7 @@ class Index:
         self.cache, self.eviction = cache, eviction
         self.windows = tuple(windows)
         self.owner: list[list[Entry | None]] = [[None] * n for n in blocks]
+        self.order = [Idle() for _ in blocks]
         self.evicted: list[Evicted] = []  # since the last look
         self.evictions = 0
         self.growth = GROWTH
@@ -48,19 +50,22 @@ class Index:
         entry = self.owner[table][block]
         if entry is None:
             return False
-        if table or not entry.children:
-            self.eviction.add(table, block, entry)
+        self.order[table].add(block, self.eviction.worth(table, entry), bool(table) or not entry.children)
         return True
 
     def busy(self, table: int, block: int) -> None:
         """It may not go."""
-        self.eviction.discard(table, block)
+        self.order[table].discard(block)
 
     def victim(self, table: int) -> int:
         """Give up a kept block."""
-        block = self.eviction.pick(table)
-        if block is None:  # all that is left has kept blocks that go on from it and are held, or are gone
+        picked = self.order[table].pick(lambda block: self._may_go(table, block))
+        if picked is None:  # all that is left has kept blocks that go on from it and are held, or are gone
             block = next(iter(self.ledger.cached[table]))
+            self.order[table].discard(block)
+        else:
+            block, worth = picked
+            self.eviction.gave_way(table, worth)
         entry = self.owner[table][block]
         assert entry is not None
         self.evicted.append(Evicted(table, block, entry))
@@ -94,7 +99,7 @@ class Index:
         """The block stands for nothing any more; if it was cached, it is free."""
         entry = self.owner[table][block]
         if entry is not None:
-            self.eviction.discard(table, block)
+            self.order[table].discard(block)
             self._detach(table, block, entry)
             if block in self.ledger.cached[table]:
                 self.ledger.drop(table, block)
@@ -107,12 +112,16 @@ class Index:
                 self.forget(table, block)
         return counts
 
+    def _may_go(self, table: int, block: int) -> bool:
+        """In table 0 no kept block goes on from it."""
+        entry = self.owner[table][block]
+        return bool(table) or entry is None or not entry.children
+
     def _link(self, entry: Entry) -> None:
         parent = self.cache.find(entry.parent_key)
         if parent is not None and parent.blocks[0] != NONE:
             entry.parent = parent
             parent.children += 1
-            self.eviction.discard(0, parent.blocks[0])
 
     def _detach(self, table: int, block: int, entry: Entry) -> None:
         self.owner[table][block] = None
@@ -121,7 +130,7 @@ class Index:
             entry.parent = None
             parent.children -= 1
             if not parent.children and parent.blocks[0] in self.ledger.cached[0]:
-                self.eviction.add(0, parent.blocks[0], parent)
+                self.order[0].ready(parent.blocks[0])
         if all(b == NONE for b in entry.blocks):
             self.cache.remove(entry)
 

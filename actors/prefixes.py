@@ -31,7 +31,8 @@ class Tiers(NamedTuple):
 class Prefixes:
     """The rules of hits and of filling the index."""
 
-    def __init__(self, index: Index, size: int, table_bytes: tuple[int, ...], load_s: float, author_s: float):
+    def __init__(self, index: Index, size: int, table_bytes: tuple[int, ...], load_s: float, author_s: float,
+                 bring: str = "auto"):
         self.index, self.ledger = index, index.ledger
         self.size, self.block_bytes = size, 4 * size  # of a block: slots, bytes of packed ids
         self.table_bytes = table_bytes  # bytes of one block, per table: what a load moves
@@ -43,10 +44,16 @@ class Prefixes:
         self.changes: dict[int, list[int]] = {}  # sequence -> quadruples (sequence, table, index, block) to be told
         self.moves: list[Move] = []
         self.full: list[tuple[int, int, Entry]] = []  # (table, block, entry) newly in the index
+        self.bring = bring  # "auto", "always", "never"
         self.load_s, self.author_s = load_s, author_s  # seconds a sequence waits at most for blocks, for an author
         self.counters = dict.fromkeys(
             ("queried_slots", "hit_slots", "tier_slots", "waits", "copies", "deduplicated", "loads_declined"), 0)
         self._turn = self.ledger.number()  # hold of the blocks that moves of this turn read
+
+    @property
+    def brings(self) -> bool:
+        """Whether blocks may come from tiers."""
+        return self.tiers is not None and self.bring != "never"
 
     # ---- beginning
 
@@ -217,7 +224,7 @@ class Prefixes:
         """Begin to bring the blocks that a hit of ``more`` blocks lacks, if that is quicker than computing them."""
         first = [self.index.needed(t, more * self.size, self.size) for t in range(len(here))]
         lacking = [[i for i in range(first[t], more) if not here[t][i]] for t in range(len(here))]
-        if self.row_s and not self._worth(context, lacking, blocks, more):
+        if self.bring == "auto" and self.row_s and not self._worth(context, lacking, blocks, more):
             self.counters["loads_declined"] += 1
             return False
         sequence, made = context.sequence, dict[int, Entry]()

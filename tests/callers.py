@@ -34,6 +34,8 @@ class Ask(NamedTuple):
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0
+    cache: bool = True
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of ``generate`` and ``stream``."""
@@ -62,17 +64,17 @@ def answered(completion: Completion) -> Answer:
     return Answer(completion.ids, completion.finish_reason, completion.text)
 
 
-def owed(ask: Ask, options: NullOptions | None = None) -> Answer:
+def owed(ask: Ask, options: NullOptions | None = None, sample: int = 0) -> Answer:
     """The answer that the null backend must give, computed without pages, batches or drafts."""
-    return _owed(ask, options or NullOptions())
+    return _owed(ask._replace(priority=0, cache=True), options or NullOptions(), sample)
 
 
-@functools.cache
-def _owed(ask: Ask, options: NullOptions) -> Answer:
+@functools.lru_cache(10_000)
+def _owed(ask: Ask, options: NullOptions, sample: int) -> Answer:
     stops = {*ask.stop_ids, *(() if ask.ignore_eos else options.eos)}
     ids = list(ask.prompt)
     for _ in range(ask.max_tokens):
-        params = sampling.sampling(1, ask.temperature, ask.top_k, ask.top_p, ask.seed, 0, len(ids))
+        params = sampling.sampling(1, ask.temperature, ask.top_k, ask.top_p, ask.seed, sample, len(ids))
         ids.append(int(sampling.choose(expected(np.array(ids), options)[None], params)[0]))
         if ids[-1] in stops:
             break

@@ -55,6 +55,13 @@ def prompts(work: Work) -> list[list[int]]:
     return made
 
 
+def talk(work: Work, answers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Second turns: each prompt, its answer, and five tokens more."""
+    draw = random.Random(work.seed + 2)
+    return [[*prompt, *answer, *(draw.randrange(work.vocabulary) for _ in range(5))]
+            for prompt, answer in zip(prompts(work), answers, strict=True)]
+
+
 async def run(address: str, work: Work) -> Results:
     """First turns at once, with callers among them who leave; then second turns; then samples."""
     draw = random.Random(work.seed + 1)
@@ -77,9 +84,7 @@ async def run(address: str, work: Work) -> Results:
             return [a.ids for a in answers]
 
         first = await turn(asked)
-        talk = [[*p, *a, *(draw.randrange(work.vocabulary) for _ in range(5))]
-                for p, a in zip(asked, first, strict=True)]
-        second = await turn(talk)
+        second = await turn(talk(work, first))
         sampled: list[Completion] = await client.samples(
             asked[0], 3, max_tokens=work.answer, ignore_eos=True, temperature=0.8, seed=5)
     return Results(first, second, [c.ids for c in sampled])

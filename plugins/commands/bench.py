@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from antiphon.plugins.bench.figures import Figures
 
 LETTERS = "ABCDE"
+SWEEP = [10, 30, 100, 300, 1000]  # MB/s
 # What each mode takes beside --json, --runs, --config and --set; anything else given with it is an error.
 TAKES = {
     "workload": {"workload", "workloads", "model", "dtype", "in_process", "address"},
     "null": {"null", "batch", "steps", "delivery"},
     "share": {"share", "batch", "steps", "workloads", "model", "dtype"},
     "memory": {"memory", "plot", "requests"},
+    "sessions": {"sessions", "conversations", "tokens", "sweep", "model", "dtype"},
 }
-RUNS = {"workload": 3, "null": 3, "share": 5, "memory": 1}
+RUNS = {"workload": 3, "null": 3, "share": 5, "memory": 1, "sessions": 1}
 EPILOG = """\
 workloads (greedy, end of sequence ignored, token ids in and out; --workloads FILE brings other prompts):
   A  one stream, 128 in, 128 out                  A ttft_ms, A decode_tok_s
@@ -43,6 +45,10 @@ workloads (greedy, end of sequence ignored, token ids in and out; --workloads FI
   a sequence may be: waste_pct (slots taken and not used; waste_pct_window in the window's table), at_once (sequences
   that run while others wait), at_once_peak, at_once_ratio; means over steps, about the same on any machine
 --plot FILE: --memory, and a picture of what each block was to whom at each step (needs matplotlib: antiphon[plot])
+--sessions: conversations that want four times the device's KV pool come back: ttft_ms of their second turns without
+  tiers (recompute), with RAM and with a disk (as warm as the system keeps its files), as speedup; then RAM behind lines
+  of --sweep MB/s, with loading forced, recomputing forced and chosen (auto): break_even_MB_s by time, switch_MB_s by
+  choice; brought is the share of second turns' tokens that came from the tier
 
 examples:
   antiphon bench --workload ABCDE --runs 3 --json
@@ -50,6 +56,7 @@ examples:
   antiphon bench --null --batch 32 --delivery direct
   antiphon bench --share --batch 1,32
   antiphon bench --memory --plot blocks.png
+  antiphon bench --sessions --runs 1 --conversations 16 --tokens 512
 Measure alone: another busy program on the machine changes every figure. Progress goes to standard error.
 Exit codes: 0 measured, 1 nothing could be measured, 2 a mistake in the command line, the config or the prompts' file.
 """
@@ -70,8 +77,9 @@ class Bench(Command):
         mode.add_argument("--null", action="store_true", default=None, help="the null backend's step, taken apart")
         mode.add_argument("--share", action="store_true", default=None, help="the runtime's share of a real step")
         mode.add_argument("--memory", action="store_true", default=None, help="what paging KV memory saves")
+        mode.add_argument("--sessions", action="store_true", default=None, help="second turns whose KV was paged out")
         parser.add_argument("--runs", type=_count, metavar="N", help="times each figure is measured (default: 3; "
-                            "--share: 5, --memory: 1)")
+                            "--share: 5, --memory and --sessions: 1)")
         parser.add_argument("--json", action="store_true", help="print one JSON object a line for each metric: "
                             "metric, median, min, max, n, and the command that made it")
         parser.add_argument("--config", default="standard", metavar="CONFIG", help="deployment to start: a TOML file "
@@ -84,6 +92,10 @@ class Bench(Command):
         model.add_argument("--model", help="catalogue name, HF directory or .gguf file (default: the config's)")
         model.add_argument("--dtype", choices=["auto", "float32", "bfloat16"],
                            help="of the computation (default: the config's; --share: bfloat16)")
+        talk = parser.add_argument_group("--sessions")
+        talk.add_argument("--conversations", type=_count, metavar="N", help="at least 4 (default: 16)")
+        talk.add_argument("--tokens", type=_count, metavar="N", help="of a first turn's prompt (default: 512)")
+        talk.add_argument("--sweep", type=_counts, metavar="MB/s,...", help="rising (default: 10,30,100,300,1000)")
         door = parser.add_argument_group("--workload").add_mutually_exclusive_group()
         door.add_argument("--in-process", action="store_true", default=None,
                           help="measure with LLM in this process instead of a deployment in processes of its own")
@@ -105,7 +117,7 @@ class Bench(Command):
         from antiphon.plugins.doors.errors import AntiphonError
 
         args.memory = args.memory or (args.plot is not None and not (args.null or args.share or args.workload)) or None
-        mode = next((m for m in ("null", "share", "memory") if getattr(args, m)), "workload")
+        mode = next((m for m in ("null", "share", "memory", "sessions") if getattr(args, m)), "workload")
         if problem := _unused(args, mode):
             print(f"antiphon bench: {problem}", file=sys.stderr)
             return 2
@@ -117,7 +129,7 @@ class Bench(Command):
                 labels["door"] = "in-process" if args.in_process else "zmq"
                 figures = _workload(args)
             else:
-                figures = {"null": _null, "share": _share, "memory": _memory}[mode](args)
+                figures = {"null": _null, "share": _share, "memory": _memory, "sessions": _sessions}[mode](args)
         except (AntiphonError, BenchError) as cause:
             print(f"antiphon bench: {cause}", file=sys.stderr)
             return getattr(cause, "code", 1)
@@ -184,6 +196,14 @@ def _memory(args: argparse.Namespace) -> "Figures":
     return figures
 
 
+def _sessions(args: argparse.Namespace) -> "Figures":
+    from antiphon.plugins.bench.sessions import Work, sessions
+
+    sweep = sorted(args.sweep) if args.sweep else SWEEP
+    return sessions(Work(args.config, _settings(args), args.conversations or 16, args.tokens or 512, sweep, args.runs),
+                    _say)
+
+
 def _settings(args: argparse.Namespace) -> list[str]:
     """Overrides of the config; strings are quoted as TOML quotes them."""
     named = {"model.path": args.model, "model.dtype": args.dtype}
@@ -205,7 +225,9 @@ def _command(args: argparse.Namespace, mode: str) -> str:
     """The command line that measures the same."""
     parts = ["antiphon", "bench", f"--{mode}", *([args.workload or LETTERS] if mode == "workload" else [])]
     parts += ["--runs", str(args.runs)]
-    for name in ("batch", "delivery"):
+    for name in ("conversations", "tokens"):
+        parts += [f"--{name}", str(getattr(args, name))] if getattr(args, name) else []
+    for name in ("batch", "delivery", "sweep"):
         parts += [f"--{name}", ",".join(map(str, getattr(args, name)))] if getattr(args, name) else []
     for name in ("steps", "workloads", "model", "dtype", "address", "requests", "plot"):
         parts += [f"--{name}", str(getattr(args, name))] if getattr(args, name) else []

@@ -4,43 +4,21 @@ It does not know time: its clock is the worth of what went last (Cherkasova, "Im
 greedy-dual-size-frequency caching policy", 1998; all blocks of a table are of one size).
 """
 
-import heapq
-import itertools
-
 from antiphon.actors.cache import Entry, Eviction
 from antiphon.runtime.plugin import Options, Site
 
 
 class Cost(Eviction[Options]):
-    """A heap per table of (worth, number, block); an item whose number is no longer the block's is passed over."""
+    """Blocks let go later count from a later clock, which ages all others."""
 
     def __init__(self, options: Options, site: Site):
         super().__init__(options, site)
-        self.heaps: dict[int, list[tuple[float, int, int]]] = {}
-        self.current: dict[int, dict[int, int]] = {}  # table -> block -> number of its valid item
-        self.clock: dict[int, float] = {}
-        self.number = itertools.count()
+        self.clock: dict[int, float] = {}  # by table
 
-    def add(self, table: int, block: int, entry: Entry) -> None:
-        """Worth: the clock at this moment + uses * cost."""
-        heap, current = self.heaps.setdefault(table, []), self.current.setdefault(table, {})
-        current[block] = number = next(self.number)
-        heapq.heappush(heap, (self.clock.get(table, 0.0) + (1 + entry.uses) * entry.cost, number, block))
-        if len(heap) > 64 + 2 * len(current):  # items passed over must not fill the memory
-            heap[:] = [item for item in heap if current.get(item[2]) == item[1]]
-            heapq.heapify(heap)
+    def worth(self, table: int, entry: Entry) -> float:
+        """The clock at this moment + uses * cost."""
+        return self.clock.get(table, 0.0) + (1 + entry.uses) * entry.cost
 
-    def discard(self, table: int, block: int) -> None:
-        """The block may not go."""
-        self.current.get(table, {}).pop(block, None)
-
-    def pick(self, table: int) -> int | None:
-        """The one worth least; the clock moves on to its worth, which ages all others."""
-        heap, current = self.heaps.get(table, []), self.current.get(table, {})
-        while heap:
-            worth, number, block = heapq.heappop(heap)
-            if current.get(block) == number:
-                del current[block]
-                self.clock[table] = worth
-                return block
-        return None
+    def gave_way(self, table: int, worth: float) -> None:
+        """The clock moves on to its worth. A prefix goes from its end, so the end may have been worth more."""
+        self.clock[table] = max(worth, self.clock.get(table, 0.0))

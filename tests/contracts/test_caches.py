@@ -8,6 +8,7 @@ import pytest
 
 from antiphon.actors.cache import Entry, shared_ids
 from antiphon.actors.columns import pack
+from antiphon.actors.idle import Idle
 from antiphon.actors.keys import chain
 from antiphon.runtime import plugin
 
@@ -61,27 +62,50 @@ def test_what_is_near_shares_most_first(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", plugin.kinds()["eviction"])
-def test_an_eviction_names_each_block_once_and_none_that_is_taken_back(name: str) -> None:
-    eviction, draw = made("eviction", name), random.Random(3)
-    idle: list[set[int]] = [set(), set()]
-    for _ in range(3000):
-        table, block = draw.randrange(2), draw.randrange(40)
-        if draw.random() < 0.3:
-            picked = eviction.pick(table)
-            assert (picked in idle[table]) if idle[table] else picked is None
-            idle[table].discard(picked)
-        elif block in idle[table] or draw.random() < 0.1:
-            eviction.discard(table, block)
-            idle[table].discard(block)
+def test_blocks_that_give_way_one_by_one_never_make_a_newer_one_worth_less(name: str) -> None:
+    eviction, draw, order = made("eviction", name), random.Random(3), Idle()
+    for number in range(3000):
+        one = entry(b"root", [number])
+        one.uses, one.cost = draw.randrange(3), draw.random()
+        before = eviction.worth(0, one)
+        order.add(number, eviction.worth(0, one), True)
+        if draw.random() < 0.4:
+            picked = order.pick(lambda _: True)
+            assert picked is not None
+            eviction.gave_way(0, picked[1])
+        assert eviction.worth(0, one) >= before
+
+
+def test_idle_blocks_go_in_the_order_of_worth_and_of_letting_go() -> None:
+    order, draw = Idle(), random.Random(5)
+    idle: dict[int, tuple[float, int]] = {}
+    held_back: set[int] = set()
+    for number in range(20_000):
+        block, step = draw.randrange(40), draw.random()
+        if step < 0.3:
+            may = {b: w for b, w in idle.items() if b not in held_back}
+            expected = min(may, key=lambda b: may[b], default=None)
+            picked = order.pick(may.__contains__)
+            assert (picked and picked[0]) == expected
+            if expected is not None:
+                assert picked == (expected, idle.pop(expected)[0])
+        elif step < 0.5 and block in idle:
+            if block in held_back:
+                held_back.remove(block)
+                order.ready(block)
+            else:
+                held_back.add(block)
+        elif block in idle or step < 0.6:
+            order.discard(block)
+            idle.pop(block, None)
+            held_back.discard(block)
         else:
-            one = entry(b"root", [block])
-            one.uses, one.cost = draw.randrange(3), draw.random()
-            eviction.add(table, block, one)
-            idle[table].add(block)
-    for table in range(2):
-        while idle[table]:
-            idle[table].remove(eviction.pick(table))
-        assert eviction.pick(table) is None
+            worth, may_go = float(draw.randrange(3)), draw.random() < 0.8
+            order.add(block, worth, may_go)
+            idle[block] = (worth, number)
+            held_back -= {block}
+            held_back |= set() if may_go else {block}
+        assert len(order.heap) <= 65 + 2 * len(idle)
 
 
 def test_two_columns_have_in_common_what_they_begin_with() -> None:

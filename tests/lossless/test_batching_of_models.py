@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.checkpoints import gguf_file, hf_checkpoint, tiny_llama
 from tests.harness import DELIVERIES
-from transformers import AutoModelForCausalLM
+from tests.near_ties import GAP, gaps, reference
 
 from antiphon.plugins.doors.client import AsyncClient, Completion
 from antiphon.plugins.doors.llm import LLM
 
-GAP = 2e-3  # a prompt whose run has a smaller gap between its best two logits is listed and left out
 REQUESTS = 64
 Asked = tuple[Sequence[int], dict[str, Any]]
 
@@ -40,14 +38,6 @@ async def answers(address: str, asked: Sequence[Asked], at_once: int) -> list[Co
         return list(await asyncio.gather(*(one(p, o) for p, o in asked)))
 
 
-def gaps(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> tuple[list[int], float]:
-    """HF's greedy choice at every generated position, and the smallest gap between its best two logits."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *ids[:-1]]])).logits[0, len(prompt) - 1:].float()
-    best = logits.topk(2, dim=1).values
-    return logits.argmax(dim=1).tolist(), float((best[:, 0] - best[:, 1]).min())
-
-
 def check(path: Path, requests: int, tokens: int, vocabulary: int, longest: int, blocks: int) -> None:
     base = [f"actors.allocator.options.blocks={blocks}", "actors.allocator.options.block_size=8"]
     asked: list[Asked] = []
@@ -57,8 +47,7 @@ def check(path: Path, requests: int, tokens: int, vocabulary: int, longest: int,
         asked.append((prompt, {"max_tokens": tokens, **(sampled if i % 2 else {})}))
     with LLM(str(path), dtype="float32", settings=base) as llm:
         alone = asyncio.run(answers(llm.address, asked, 1))
-    name = {"gguf_file": path.name} if path.is_file() else {}
-    model = AutoModelForCausalLM.from_pretrained(path.parent if name else path, dtype=torch.float32, **name)
+    model = reference(path)
     close = set()
     for i, (prompt, options) in enumerate(asked):
         choice, gap = gaps(model, prompt, alone[i].ids)
@@ -69,6 +58,7 @@ def check(path: Path, requests: int, tokens: int, vocabulary: int, longest: int,
             assert alone[i].ids == choice, f"prompt {i} differs from HF"
     assert len(close) < requests // 3
     del model
+    reference.cache_clear()
     small = [*base, f"actors.allocator.options.blocks={blocks // 6}", "actors.scheduler.options.max_chunk=16",
              "actors.scheduler.options.max_step_tokens=256"]
     for delivery in DELIVERIES:

@@ -305,6 +305,18 @@ def test_cached_blocks_are_available_and_give_way_from_the_end_of_a_prefix() -> 
         assert compute(made, 3, PROMPT[:16]) == 12
 
 
+@pytest.mark.parametrize("cache", ["hash", "radix"])
+def test_an_old_prefix_has_gone_before_a_newer_one_loses_a_block(cache: str) -> None:
+    made = allocator(cache, blocks=12)
+    for number in (1, 2):
+        compute(made, number, [number] * 20)
+        close(made, number)
+    made.on_open(opening(3, [9]))
+    reserve(made, 3, 28)
+    close(made, 3)
+    assert compute(made, 4, [2] * 21) == 20
+
+
 def test_the_cheaper_to_compute_goes_first_by_cost_and_the_older_by_lru() -> None:
     left = {}
     for eviction in ("lru", "cost"):
