@@ -4,9 +4,11 @@ It does not know what is tested.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -45,9 +47,9 @@ class Server:
     def __init__(self, home: Path, *settings: str, config: str = "standard", null: bool = True, wait: bool = True):
         self.home = home
         self.address = f"ipc://{home}/door"
+        home.mkdir(parents=True, exist_ok=True)
         self.log = home / "server.log"
-        self.sockets = home / "run"
-        self.sockets.mkdir(parents=True, exist_ok=True)
+        self.sockets = Path(tempfile.mkdtemp(prefix="run-"))  # a socket's path may have 107 bytes
         overrides = [f"actors.gateway.options.listen='{self.address}'", *(NULL if null else ()), *settings]
         command = [sys.executable, "-P", "-m", "antiphon", "serve", config]
         for setting in overrides:
@@ -103,6 +105,7 @@ class Server:
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 def until(condition: object, timeout: float = 10.0, what: str = "the condition") -> None:

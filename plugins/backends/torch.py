@@ -41,10 +41,10 @@ NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 class TorchOptions(Options, frozen=True):
     """Options of the torch backend.
 
-    ``threads`` 0 takes every core this process may use. ``attention`` names the attention plugin with its options.
-    ``pack`` lays weights out for the processor at load, which makes few-row steps up to twice as fast; a head tied
-    to its embedding then takes memory twice. ``kv_dtype`` is that of stored keys and values, "auto" the compute dtype;
-    ``quantization`` names a plugin that stores them instead.
+    ``threads`` 0 takes every core this process may use (``OMP_NUM_THREADS`` bounds it). ``attention`` names the
+    attention plugin with its options. ``pack`` lays weights out for the processor at load, which makes few-row
+    steps up to twice as fast; a head tied to its embedding then takes memory twice. ``kv_dtype`` is that of stored
+    keys and values, "auto" the compute dtype; ``quantization`` names a plugin that stores them instead.
     """
 
     threads: int = 0
@@ -267,8 +267,10 @@ def native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def _cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use, or fewer if ``OMP_NUM_THREADS`` says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(wanted)) if wanted.isdecimal() and int(wanted) else cores
 
 
 def _reserve(group: KVGroup, blocks: int, block_size: int) -> Tensor:

@@ -264,10 +264,10 @@ def test_what_storage_loses_on_the_default_model() -> None:
     path = hf_checkpoint()
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     text = (Path(__file__).parents[2] / "docs" / "one-request.md").read_text(encoding="utf-8")
-    ids = tokenizer.encode(text, add_special_tokens=False).ids[:600]
-    [(_, truth)] = Driver(path, blocks=100).feed([ids], (256,))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids[:200]
+    [(_, truth)] = Driver(path, blocks=40).feed([ids], (128,))
     for storage, (most, mean) in REAL_MOST.items():
-        [(_, found)] = Driver(path, blocks=100, **STORAGES[storage]).feed([ids], (256,))
+        [(_, found)] = Driver(path, blocks=40, **STORAGES[storage]).feed([ids], (128,))
         off = (found - truth).abs()
         agree = float((found.argmax(1) == truth.argmax(1)).float().mean())
         loss = [float(torch.nn.functional.cross_entropy(x[:-1], torch.tensor(ids[1:]))) for x in (truth, found)]
