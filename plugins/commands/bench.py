@@ -33,7 +33,8 @@ workloads (greedy, end of sequence ignored, token ids in and out; --workloads FI
   A  one stream, 128 in, 128 out                  A ttft_ms, A decode_tok_s
   B  prefill, 2048 in, 1 out                      B prefill_tok_s
   C  32 at once, 256 in, 64 out each              C wall_s, C out_tok_s
-  D  32 at once, 1024 shared and 32 own in, 32 out D wall_s cold-prefix, D wall_s warm-prefix
+  D  32 at once, 1024 shared and 32 own in, 32 out D wall_s cold-prefix, D wall_s warm-prefix, D ttft_ms of both;
+                                                  first the server's cached prefixes are forgotten
   E  a chat prompt that asks to repeat, 256 out   E tok_s
 --null takes the step of the null backend apart, in one process; all but steps_per_s in microseconds per step:
   us_per_step, us_null (its computation), us_without_null (the rest), us_cpu (processor time of the rest);

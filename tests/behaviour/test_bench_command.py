@@ -15,7 +15,7 @@ PROMPTS = {
     "D": [{"cold": [[1, 2, 3], [1, 2, 4]], "warm": [[1, 2, 5], [1, 2, 6]]}], "E": [5, 6, 7],
 }
 METRICS = ["A ttft_ms", "A decode_tok_s", "B prefill_tok_s", "C wall_s", "C out_tok_s", "D wall_s cold-prefix",
-           "D wall_s warm-prefix", "E tok_s"]
+           "D ttft_ms cold-prefix", "D wall_s warm-prefix", "D ttft_ms warm-prefix", "E tok_s"]
 SETTINGS = [part for setting in NULL for part in ("--set", setting)]
 
 
