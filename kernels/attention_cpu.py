@@ -5,8 +5,10 @@ selection and block masses it refuses with ``NotSupported``.
 
 Short rows (decoding, verification) of several sequences are padded into one call, because a call costs what reading
 some 400 slots costs; a chunk of a prompt gets a call of its own. One sequence whose blocks lie one after another in
-the pool is read in place. Padding reads slots that nobody wrote and multiplies them by 0, so **a pool must be
-allocated with zeros**: NaN, or keys whose scores overflow, would come through.
+the pool is read in place. A beginning that short rows of several sequences share is read once for all of them and
+merged with the rest of each (cascade attention; the identity is that of ``attention.merge``). Padding reads slots
+that nobody wrote and multiplies them by 0, so **a pool must be allocated with zeros**: NaN, or keys whose scores
+overflow, would come through.
 """
 
 import math
@@ -19,7 +21,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from antiphon.kernels.attention import Attended, Block, Decode, Mask, NotSupported, Tree, Window, check, mask_bits
+from antiphon.kernels.attention import (
+    Attended,
+    Block,
+    Decode,
+    Mask,
+    NotSupported,
+    Tree,
+    Window,
+    check,
+    mask_bits,
+    merge,
+)
+from antiphon.kernels.shared_prefix import shared
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -43,6 +57,8 @@ class Call(NamedTuple):
     slots: int  # read of each sequence, at most blocks * block_size
     seen: Tensor | None  # [B, 1, n, slots] additive, 0 or -inf, in the dtype of q; None: see causal
     causal: bool  # without seen: n = slots and row i sees slots 0 to i; otherwise every row sees every slot
+    whole: bool = True  # no other call reads slots for these rows
+    prefix: bool = False  # the beginning that sequences share; comes after the calls for the rest of their rows
 
 
 @dataclass(frozen=True)
@@ -122,9 +138,12 @@ def plan(
     window = mask if isinstance(mask, Window) else getattr(mask, "window", None)
     short: list[tuple[int, Part]] = []
     calls: list[Call] = []
+    prefixes: list[Call] = []
+    apart: set[int] = set()  # sequences whose beginning is read by one of the prefixes' calls
 
-    def call(members: list[tuple[int, Part]]) -> None:
-        calls.append(_call(members, table, place, masks, window, isinstance(mask, Block), block_size, dtype))
+    def call(members: list[tuple[int, Part]], whole: bool = True) -> None:
+        made = _call(members, table, place, masks, window, isinstance(mask, Block), block_size, dtype)
+        calls.append(made._replace(whole=whole))
 
     for r in range(len(table)):
         first, rows = int(offsets[r]), int(offsets[r + 1] - offsets[r])
@@ -145,8 +164,16 @@ def plan(
         else:
             short.append((r, part))
 
+    if window is None and len(short) > 1:
+        full = [part.start // block_size for _, part in short]
+        for places, blocks in shared(table[[r for r, _ in short]], full, block_size):
+            members = [short[m] for m in places]
+            for m, (r, part) in zip(places, members, strict=True):
+                short[m] = (r, part._replace(entries=part.entries[blocks:]))
+            prefixes.append(_prefix([part for _, part in members], table[members[0][0], :blocks], block_size))
+            apart.update(r for r, _ in members)
     # Like with like: single rows apart from drafts, long contexts first, so that little is padded.
-    short.sort(key=lambda member: (member[1].rows > 1, -member[1].entries.size))
+    short.sort(key=lambda member: (member[0] in apart, member[1].rows > 1, -member[1].entries.size))
     group: list[tuple[int, Part]] = []
     waste = 0
     for member in short:
@@ -154,14 +181,15 @@ def plan(
         if group:
             slots = group[0][1].entries.size * block_size
             waste += slots - part.entries.size * block_size
-            full = (len(group) + 1) * slots > _GATHERED or waste > _WASTE
-            if full or (group[0][1].rows == 1) != (part.rows == 1):
-                call(group)
+            large = (len(group) + 1) * slots > _GATHERED or waste > _WASTE
+            like = (group[0][1].rows == 1) == (part.rows == 1) and (group[0][0] in apart) == (member[0] in apart)
+            if large or not like:
+                call(group, group[0][0] not in apart)
                 group, waste = [], 0
         group.append(member)
     if group:
-        call(group)
-    return Plan(int(offsets[-1]), tuple(calls))
+        call(group, group[0][0] not in apart)
+    return Plan(int(offsets[-1]), (*calls, *prefixes))
 
 
 def attend(q: Tensor, kv: Tensor, made: Plan, options: Options = Options()) -> Attended:  # noqa: B008 - immutable
@@ -181,24 +209,28 @@ def attend(q: Tensor, kv: Tensor, made: Plan, options: Options = Options()) -> A
     value_width = q.shape[2] if options.value_width is None else options.value_width
     fused = options.softcap == 0 and sinks is None and not options.want_lse
     out = q.new_empty(made.rows, heads, value_width)
-    lse = torch.full((made.rows, heads) if options.want_lse else (0, heads), -math.inf)
+    kept = options.want_lse or not all(call.whole for call in made.calls)
+    lse = torch.full((made.rows, heads) if kept else (0, heads), -math.inf)
     for call in made.calls:
         batch, rows = call.shape
         # [B, H, n, D] and [B, Hkv, T, D]: views, the gather of blocks is the only copy
         queries = q[call.rows].view(batch, rows, heads, -1).transpose(1, 2)
         keys = _gather(kv[0], call, batch, options.decode, 0)
         values = _gather(kv[1], call, batch, options.decode, 1) if kv.shape[0] == 2 else keys[..., :value_width]
-        if fused:
-            got = _fused(queries, keys, values, call, scale)
-        else:
-            got, total = _unfused(queries, keys, values, call, scale, options.softcap, sinks)
-            if options.want_lse:
-                lse[call.target] = _rows(total[..., None], call)[:, :, 0]
-        out[call.target] = _rows(got, call)
+        if fused and call.whole:
+            out[call.target] = _rows(_fused(queries, keys, values, call, scale), call)
+            continue
+        got, total = _unfused(queries, keys, values, call, scale, options.softcap, None if call.prefix else sinks)
+        part = Attended(_rows(got, call), _rows(total[..., None], call)[:, :, 0])
+        if call.prefix:  # the rest of these rows is there already
+            part = merge([Attended(out[call.target], lse[call.target]), part])
+        out[call.target] = part.out
+        if kept:
+            lse[call.target] = part.lse
     if options.tiled:
         out = out.unflatten(1, (kv_heads, group)).transpose(1, 2).flatten(1, 2)  # type: ignore[no-untyped-call]
         lse = lse.view(-1, kv_heads, group).transpose(1, 2).reshape(-1, heads)
-    return Attended(out, lse)
+    return Attended(out, lse if options.want_lse else lse[:0])
 
 
 def _entries(start: int, rows: int, window: Window | None, block_size: int) -> I64:
@@ -209,6 +241,14 @@ def _entries(start: int, rows: int, window: Window | None, block_size: int) -> I
     near = max(0, start - window.size + 1) // block_size
     head = min(-(-window.sinks // block_size), near)
     return np.concatenate((np.arange(head), np.arange(near, end)))
+
+
+def _prefix(parts: list[Part], blocks: npt.NDArray[np.int32], block_size: int) -> Call:
+    """Lay out one call for all rows of sequences that begin with ``blocks``, all of which every row sees."""
+    rows = np.concatenate([np.arange(part.first, part.first + part.rows) for part in parts])
+    picked = slice(int(rows[0]), int(rows[-1]) + 1) if _is_run(rows) else torch.from_numpy(rows)
+    taken = slice(int(blocks[0]), int(blocks[-1]) + 1) if _is_run(blocks) else torch.from_numpy(blocks.astype(np.int64))
+    return Call((1, len(rows)), picked, None, picked, taken, len(blocks) * block_size, None, False, False, True)
 
 
 def _call(

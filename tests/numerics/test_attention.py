@@ -312,6 +312,28 @@ def test_stale_numbers_in_slots_that_nobody_sees_do_no_harm(path, stale):
     close(PATHS[path](*step.arguments(), Causal()).out, expected)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("kind", ["causal", "tree", "block", "softcap"])
+def test_a_beginning_that_sequences_share_is_read_once(kind, lse, dtype, monkeypatch):
+    """Two groups with beginnings of their own, one of them not in a run, beside others that share nothing."""
+    step = make([(330, 1), (200, 1), (300, 4), (150, 3), (20, 1), (290, 1), (0, 30), (160, 1)], dtype=dtype,
+                tree=kind == "tree")
+    tables = step.tables.clone()
+    tables[2, :17], tables[5, :16], tables[3, :9] = tables[0, :17], tables[0, :16], tables[7, :9]
+    step = step._replace(tables=tables)
+    mask = {"tree": tree_of(step), "block": Block()}.get(kind, Causal())
+    options = {"softcap": 3.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])} if kind == "softcap" else {}
+    made = attention_cpu.plan(*step.arguments()[2:], mask, 16, dtype)
+    assert sorted((call.shape[1], call.slots) for call in made.calls if call.prefix) == [(4, 144), (6, 256)]
+    got = attention_cpu.attention(*step.arguments(), mask, want_lse=lse, **options)
+    out, total, _ = naive(step, mask, **options)
+    close(got.out, out, dtype)
+    assert len(got.lse) == (len(out) if lse else 0)
+    if lse:
+        close(got.lse, total, dtype)
+
+
 def test_a_plan_serves_every_layer_of_its_step():
     step = make(BATCHES["mixed"])
     made = attention_cpu.plan(
