@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from antiphon.plugins.doors.sync import Client
 
 USAGE = """\
-antiphon cache [ADDRESS] [--top N] [--json]
-       antiphon cache [ADDRESS] flush
-       antiphon cache [ADDRESS] pin (TEXT | --file FILE | --prompt-ids FILE) [--raw] [--seconds S]
-       antiphon cache [ADDRESS] unpin NUMBER"""
+antiphon cache [--address A] [--top N] [--json]
+       antiphon cache [--address A] flush
+       antiphon cache [--address A] pin (TEXT | --file FILE | --prompt-ids FILE) [--raw] [--seconds S]
+       antiphon cache [--address A] unpin NUMBER"""
 EPILOG = """\
 Without an action it shows pools (in blocks; waste is what active blocks have and no sequence uses), how much of the
 prompts was found, tiers, the prefixes used most, and pins. docs/counters.md explains the counters.
@@ -32,7 +32,7 @@ prompts was found, tiers, the prefixes used most, and pins. docs/counters.md exp
 
 examples:
   antiphon cache
-  antiphon cache tcp://127.0.0.1:6000 --json
+  antiphon cache --address tcp://127.0.0.1:6000 --json
   antiphon cache pin --file system-prompt.txt --seconds 86400
 Exit codes: 0 done, 1 refused or no server, 2 a mistake in the command line.
 """
@@ -56,11 +56,11 @@ class Cache(Command):
     intermixed = True
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Address, action, what to pin."""
+        """Action, address, what to pin."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.usage, parser.epilog = USAGE, EPILOG
-        parser.add_argument("words", nargs="*", metavar="ADDRESS ACTION", help="where the server listens (default: "
-                            "tcp://127.0.0.1:5777); flush, pin TEXT or unpin NUMBER")
+        parser.add_argument("words", nargs="*", metavar="ACTION", help="flush, pin TEXT or unpin NUMBER")
+        parser.add_argument("--address", metavar="A", help="of the server (default: tcp://127.0.0.1:5777)")
         parser.add_argument("--top", type=int, default=10, metavar="N", help="prefixes to show (default: 10)")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
         pin = parser.add_argument_group("pin")
@@ -75,11 +75,9 @@ class Cache(Command):
         from antiphon.plugins.doors.errors import AntiphonError
         from antiphon.plugins.doors.sync import Client
 
-        words = list(args.words)
-        address = words.pop(0) if words and "://" in words[0] else DEFAULT
         try:
-            act = _action(words, args)
-            with Client(address, patience=PATIENCE) as client:
+            act = _action(list(args.words), args)
+            with Client(args.address or DEFAULT, patience=PATIENCE) as client:
                 facts, lines = act(client)
         except Mistake as cause:
             print(f"antiphon cache: {cause}", file=sys.stderr)
@@ -115,8 +113,8 @@ def _action(words: list[str], args: argparse.Namespace) -> Callable[["Client"], 
             raise Mistake("give the number of one pin: unpin NUMBER; 'antiphon cache' shows them")
         return lambda client: _unpin(client, int(words[0]))
     if words or action not in ("show", "flush"):
-        raise Mistake(f"found {' '.join([action, *words])!r}; the actions are flush, pin TEXT and unpin NUMBER, "
-                      "and an address looks like tcp://127.0.0.1:5777")
+        raise Mistake(f"found {' '.join([action, *words])!r}; the actions are flush, pin TEXT and unpin NUMBER; "
+                      "a server's address goes behind --address")
     return _flush if action == "flush" else lambda client: _show(client, args.top)
 
 

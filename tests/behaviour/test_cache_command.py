@@ -27,7 +27,7 @@ def test_pools_hits_prefixes_and_pins_are_shown(client: Client, capsys: pytest.C
     client.generate(PROMPT, max_tokens=4)
     client.generate(PROMPT, max_tokens=4)
     pin = client.pin(PROMPT)
-    assert main(["cache", client.address]) == 0
+    assert main(["cache", "--address", client.address]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "allocator: blocks of 16 tokens"
     assert lines[1].split() == ["pool", "total", "free", "active", "cached", "in", "transfer", "quarantined", "waste"]
@@ -40,7 +40,7 @@ def test_pools_hits_prefixes_and_pins_are_shown(client: Client, capsys: pytest.C
 
 
 def test_a_machine_reads_one_json_object(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cache", client.address, "--json", "--top", "1"]) == 0
+    assert main(["cache", "--address", client.address, "--json", "--top", "1"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"allocators", "pagers"}
     assert set(found["allocators"]["allocator"]) == {"block_size", "pools", "counters", "prefixes", "pins"}
@@ -51,23 +51,23 @@ def test_a_prefix_is_pinned_let_go_and_flushed(
 ) -> None:
     text = "A text of several blocks, as one finds them at the beginning of many prompts."
     client.generate(text, max_tokens=2, raw=True)
-    assert main(["cache", client.address, "pin", "--raw", text, "--seconds", "60", "--json"]) == 0
+    assert main(["cache", "--address", client.address, "pin", "--raw", text, "--seconds", "60", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["slots"] == 64
     (tmp_path / "prompt.txt").write_text(text)
-    assert main(["cache", client.address, "pin", "--file", str(tmp_path / "prompt.txt"), "--raw"]) == 0
+    assert main(["cache", "--address", client.address, "pin", "--file", str(tmp_path / "prompt.txt"), "--raw"]) == 0
     assert capsys.readouterr().out == f"pin {made['pin']}: 64 tokens are kept for 3600 s\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert main(["cache", client.address, "pin", "--file", "-", "--raw"]) == 0
+    assert main(["cache", "--address", client.address, "pin", "--file", "-", "--raw"]) == 0
     client.generate(PROMPT, max_tokens=4)
     (tmp_path / "ids.json").write_text(json.dumps(PROMPT))
-    assert main(["cache", client.address, "pin", "--prompt-ids", str(tmp_path / "ids.json")]) == 0
+    assert main(["cache", "--address", client.address, "pin", "--prompt-ids", str(tmp_path / "ids.json")]) == 0
     capsys.readouterr()
-    assert main(["cache", client.address, "unpin", str(made["pin"])]) == 0
+    assert main(["cache", "--address", client.address, "unpin", str(made["pin"])]) == 0
     assert capsys.readouterr().out == f"pin {made['pin']} has been let go\n"
-    assert main(["cache", client.address, "unpin", str(made["pin"])]) == 1
+    assert main(["cache", "--address", client.address, "unpin", str(made["pin"])]) == 1
     assert f"there is no pin {made['pin']}" in capsys.readouterr().err
-    assert main(["cache", client.address, "flush"]) == 0
+    assert main(["cache", "--address", client.address, "flush"]) == 0
     assert "cached blocks forgotten" in capsys.readouterr().out
 
 
@@ -75,9 +75,9 @@ def test_a_cache_that_keeps_nothing_is_explained(
     tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Server(tmp_path_factory.mktemp("s"), "actors.allocator.plugin='plain'", *POOL) as server:
-        assert main(["cache", server.address]) == 0
+        assert main(["cache", "--address", server.address]) == 0
         assert "antiphon serve --set actors.allocator.plugin=hash" in capsys.readouterr().out
-        assert main(["cache", server.address, "pin", "hello"]) == 1
+        assert main(["cache", "--address", server.address, "pin", "hello"]) == 1
         err = capsys.readouterr().err
     assert "this allocator keeps no prefixes" in err
     assert "antiphon serve --set actors.allocator.plugin=hash" in err
@@ -87,7 +87,7 @@ def test_no_server_is_told_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache, "PATIENCE", 0.2)
-    assert main(["cache", f"ipc://{tmp_path}/nobody"]) == 1
+    assert main(["cache", "--address", f"ipc://{tmp_path}/nobody"]) == 1
     err = capsys.readouterr().err
     assert "no Antiphon server answers at" in err
     assert "start one with 'antiphon serve'" in err
